@@ -1,0 +1,1 @@
+"""Reading checkpoints: safetensors headers, indexes, the Hugging Face cache, and which tensors are a table."""
