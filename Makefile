@@ -1,0 +1,120 @@
+# `make help` lists the targets. Everything that is built lies in build/, .venv/ and the two packages' *.so files.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+# The first that runs and is new enough; override with make PYTHON=/path/to/python.
+PYTHON ?= $(shell for candidate in python3 python3.11 python3.12 python3.13 python3.14; do \
+  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$candidate; break; fi; done)
+VENV := .venv
+VENV_PYTHON := $(CURDIR)/$(VENV)/bin/python
+JOBS ?= $(shell nproc)
+SETUP_DONE := $(VENV)/.setup-done
+CMAKE_BUILD := cmake --build
+CMAKE_CONFIGURE := cmake -G Ninja -S . -DPython_EXECUTABLE=$(VENV_PYTHON)
+CTEST := ctest --output-on-failure --no-tests=error --parallel $(JOBS) --test-dir
+# Two makes in one checkout take turns: ninja itself does not lock its folder.
+LOCKED := mkdir -p build && flock build/.lock
+
+# Longest time of the sanitizer run of the Python suite.
+SANITIZED_PYTEST_TIMEOUT_S ?= 900
+CPP_FILES = $(shell find native client -name '*.h' -o -name '*.cpp')
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+.PHONY: setup
+setup: $(SETUP_DONE) ## install system packages (as root) and the Python environment in .venv/
+
+$(SETUP_DONE): pyproject.toml tools/install_system_packages.sh
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later on PATH; run make PYTHON=/path/to/python" >&2; exit 1; }
+	@tools/install_system_packages.sh "$(PYTHON)"
+	@test -x $(VENV_PYTHON) || { echo "Creating $(VENV)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "Installing Python packages into $(VENV)"
+	@$(VENV_PYTHON) -m pip install --disable-pip-version-check --editable '.[test,lint]' >$(VENV)/pip.log 2>&1 || \
+	  { cat $(VENV)/pip.log >&2; exit 1; }
+	@touch $@
+
+.PHONY: build
+build: $(SETUP_DONE) ## build the native library, its tests, the Python modules; leaves .venv/bin/engramd
+	@$(LOCKED) $(MAKE) build-unlocked
+
+.PHONY: build-unlocked
+build-unlocked:
+	@test -f build/release/build.ninja || $(CMAKE_CONFIGURE) -B build/release -DENGRAM_INPLACE=ON >build/configure.log || \
+	  { cat build/configure.log >&2; exit 1; }
+	@$(CMAKE_BUILD) build/release --parallel $(JOBS)
+
+.PHONY: demo
+demo: build ## the whole way of a row: synthesise, pack, serve, hash real text, fetch, compare
+	@$(VENV_PYTHON) tools/demo.py
+
+.PHONY: test
+test: build ## native tests, then the Python suite against a real daemon
+	$(CTEST) build/release
+	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(SETUP_DONE) ## style, types, and the directions in which the parts may know each other
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	clang-format-14 --dry-run --Werror $(CPP_FILES)
+	$(VENV_PYTHON) tools/check_layers.py
+
+.PHONY: format
+format: $(SETUP_DONE) ## bring all sources into the house style
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+	clang-format-14 -i $(CPP_FILES)
+
+.PHONY: bench
+bench: build ## measure; each figure is a ratio to a limit measured in the same run
+	@tools/install_system_packages.sh "$(PYTHON)" bench
+	$(VENV_PYTHON) bench/run.py
+
+.PHONY: sanitize
+sanitize: sanitize-native sanitize-thread sanitize-python ## native and Python tests under ASAN, UBSAN, LSAN and TSAN
+
+ASAN_CONFIGURE = $(CMAKE_CONFIGURE) -B build/asan -DENGRAM_SANITIZE=address
+UBSAN_ENVIRONMENT = UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+
+.PHONY: sanitize-native
+sanitize-native: $(SETUP_DONE) ## native tests under ASAN, UBSAN and LSAN
+	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --target engram_tests'
+	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 $(UBSAN_ENVIRONMENT) $(CTEST) build/asan
+
+# Without address space randomisation, since GCC 12's thread sanitizer fails to start on kernels that randomise widely.
+.PHONY: sanitize-thread
+sanitize-thread: $(SETUP_DONE) ## native stress tests under TSAN
+	@$(LOCKED) bash -eu -c '$(CMAKE_CONFIGURE) -B build/tsan -DENGRAM_SANITIZE=thread -DENGRAM_BUILD_MODULES=OFF \
+	  >build/configure.log; $(CMAKE_BUILD) build/tsan --target engram_tests'
+	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 setarch -R $(CTEST) build/tsan --label-regex stress
+
+# The packages are copied beside the instrumented modules and come first on the path; safe-path mode keeps the
+# checkout's own modules out. Python itself leaks at exit, so LSAN is left to the native tests. libstdc++ is loaded
+# early because ASAN looks for its exception functions at start. Tests see ENGRAM_SANITIZE and may leave out bounds on
+# memory, which shadow memory breaks.
+SANITIZED_PYTHON = env PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/asan/python PYTHONMALLOC=malloc \
+	ENGRAM_SANITIZE=address ASAN_OPTIONS=detect_leaks=0 $(UBSAN_ENVIRONMENT) \
+	LD_PRELOAD="$(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)" $(VENV_PYTHON)
+
+.PHONY: sanitize-python
+sanitize-python: $(SETUP_DONE) ## the Python suite's main paths over ASAN and UBSAN builds of the modules
+	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --target engram_modules'
+	@find build/asan/python -name '*.py' -delete
+	@tar -c --exclude='*.so' --exclude=__pycache__ engramd -C client engram_client | tar -x -C build/asan/python
+	@$(SANITIZED_PYTHON) -c 'import engramd._engine as engine, engram_client._native as native, sys; \
+	  sys.exit(not all("build/asan" in module.__file__ for module in (engine, native)))'
+	timeout $(SANITIZED_PYTEST_TIMEOUT_S) $(SANITIZED_PYTHON) -m pytest -m "not slow" -q $(PYTEST_ARGS)
+
+.PHONY: clean
+clean: ## remove what was built; .venv/ stays
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache
+	find engramd client tests bench tools -name '*.so' -delete -o -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+.PHONY: distclean
+distclean: clean ## remove .venv/ too
+	rm -rf $(VENV)

@@ -1,0 +1,6 @@
+"""The native engine, a cffi module. Its functions and types are those of native/include/engram/."""
+
+from typing import Any
+
+ffi: Any
+lib: Any
