@@ -12,13 +12,14 @@ VENV_PYTHON := $(CURDIR)/$(VENV)/bin/python
 JOBS ?= $(shell nproc)
 SETUP_DONE := $(VENV)/.setup-done
 CMAKE_BUILD := cmake --build
-CMAKE_CONFIGURE := cmake -G Ninja -S . -DPython_EXECUTABLE=$(VENV_PYTHON)
+CMAKE_CONFIGURE := cmake -G Ninja -S . --no-warn-unused-cli -DPython_EXECUTABLE=$(VENV_PYTHON)
 CTEST := ctest --output-on-failure --no-tests=error --parallel $(JOBS) --test-dir
 # Two makes in one checkout take turns: ninja itself does not lock its folder.
 LOCKED := mkdir -p build && flock build/.lock
 
 # Longest time of the sanitizer run of the Python suite.
 SANITIZED_PYTEST_TIMEOUT_S ?= 900
+PYTHON_FOLDERS := engramd client/engram_client tools bench tests
 CPP_FILES = $(shell find native client -name '*.h' -o -name '*.cpp')
 
 .PHONY: help
@@ -60,7 +61,7 @@ test: build ## native tests, then the Python suite against a real daemon
 lint: $(SETUP_DONE) ## style, types, and the directions in which the parts may know each other
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy $(wildcard $(PYTHON_FOLDERS))
 	clang-format-14 --dry-run --Werror $(CPP_FILES)
 	$(VENV_PYTHON) tools/check_layers.py
 
@@ -83,7 +84,7 @@ UBSAN_ENVIRONMENT = UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 
 .PHONY: sanitize-native
 sanitize-native: $(SETUP_DONE) ## native tests under ASAN, UBSAN and LSAN
-	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --target engram_tests'
+	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --parallel $(JOBS)'
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 $(UBSAN_ENVIRONMENT) $(CTEST) build/asan
 
 # Without address space randomisation, since GCC 12's thread sanitizer fails to start on kernels that randomise widely.
@@ -93,10 +94,10 @@ sanitize-thread: $(SETUP_DONE) ## native stress tests under TSAN
 	  >build/configure.log; $(CMAKE_BUILD) build/tsan --target engram_tests'
 	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 setarch -R $(CTEST) build/tsan --label-regex stress
 
-# The packages are copied beside the instrumented modules and come first on the path; safe-path mode keeps the
-# checkout's own modules out. Python itself leaks at exit, so LSAN is left to the native tests. libstdc++ is loaded
-# early because ASAN looks for its exception functions at start. Tests see ENGRAM_SANITIZE and may leave out bounds on
-# memory, which shadow memory breaks.
+# The packages are copied beside the instrumented modules and come first on the path; safe-path mode and the
+# sitecustomize.py keep the checkout's own modules out, in child processes too. Python itself leaks at exit, so LSAN is
+# left to the native tests. libstdc++ is loaded early because ASAN looks for its exception functions at start. Tests see
+# ENGRAM_SANITIZE and may leave out bounds on memory, which shadow memory breaks.
 SANITIZED_PYTHON = env PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/asan/python PYTHONMALLOC=malloc \
 	ENGRAM_SANITIZE=address ASAN_OPTIONS=detect_leaks=0 $(UBSAN_ENVIRONMENT) \
 	LD_PRELOAD="$(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)" $(VENV_PYTHON)
@@ -106,8 +107,11 @@ sanitize-python: $(SETUP_DONE) ## the Python suite's main paths over ASAN and UB
 	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --target engram_modules'
 	@find build/asan/python -name '*.py' -delete
 	@tar -c --exclude='*.so' --exclude=__pycache__ engramd -C client engram_client | tar -x -C build/asan/python
+	@echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable" not in type(f).__module__]' \
+	  >build/asan/python/sitecustomize.py
 	@$(SANITIZED_PYTHON) -c 'import engramd._engine as engine, engram_client._native as native, sys; \
-	  sys.exit(not all("build/asan" in module.__file__ for module in (engine, native)))'
+	  sys.exit("".join(f"error: {m.__file__} is not the instrumented module\n" for m in (engine, native) \
+	  if "/build/asan/" not in m.__file__) or 0)'
 	timeout $(SANITIZED_PYTEST_TIMEOUT_S) $(SANITIZED_PYTHON) -m pytest -m "not slow" -q $(PYTEST_ARGS)
 
 .PHONY: clean
