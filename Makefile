@@ -117,7 +117,8 @@ sanitize-python: $(SETUP_DONE) ## the Python suite's main paths over ASAN and UB
 .PHONY: clean
 clean: ## remove what was built; .venv/ stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache
-	find engramd client tests bench tools -name '*.so' -delete -o -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -f engramd/*.so client/engram_client/*.so
+	find $(wildcard $(PYTHON_FOLDERS)) -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: distclean
 distclean: clean ## remove .venv/ too
