@@ -84,7 +84,7 @@ UBSAN_ENVIRONMENT = UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 
 .PHONY: sanitize-native
 sanitize-native: $(SETUP_DONE) ## native tests under ASAN, UBSAN and LSAN
-	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --parallel $(JOBS)'
+	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --target engram_tests'
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 $(UBSAN_ENVIRONMENT) $(CTEST) build/asan
 
 # Without address space randomisation, since GCC 12's thread sanitizer fails to start on kernels that randomise widely.
