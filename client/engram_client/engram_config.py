@@ -6,6 +6,7 @@ error names the field, its value and the limit. The formulas that use the fields
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,10 @@ def _engram_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(value: object) -> str:
     """A short repr for an error message."""
-    text = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "an integer of over 256 bits"
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # Python converts no integer of over 4,300 digits
+        return "a number too long to show"
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 

@@ -28,8 +28,9 @@ _PUBLISHED_MULTIPLIERS = (76632096046245, 4839876093313, 35959672319349, 7398733
 def _draw_multipliers(layer_id: int, max_ngram_size: int, compressed_vocab_size: int) -> NDArray[np.int64]:
     """One odd multiplier per shift, int64 [max_ngram_size].
 
-    default_rng(10007 * layer_id).integers(0, bound) * 2 + 1 with bound = max(1, INT64_MAX // compressed_vocab_size // 2),
-    from DeepSeek's published Engram code; vLLM draws them alike. A product with a compressed id stays below 2^63.
+    default_rng(10007 * layer_id).integers(0, bound) * 2 + 1, where bound is
+    max(1, INT64_MAX // compressed_vocab_size // 2): from DeepSeek's published Engram code; vLLM draws them alike.
+    A product with a compressed id stays below 2^63.
     """
     bound = max(1, _INT64_MAX // compressed_vocab_size // 2)
     generator = np.random.default_rng(_SEED_FACTOR * layer_id)
@@ -81,7 +82,8 @@ class NgramHasher:
     def __init__(self, config: EngramConfig, token_map: ArrayLike) -> None:
         """From checked parts; from_config is the usual way.
 
-        token_map: int [vocab] of 0 .. compressed size - 1, each used. Raises ValueError where it doesn't fit the config.
+        token_map: int [vocab] of 0 .. compressed size - 1, each used. Raises ValueError where it doesn't fit the
+        config.
         """
         _check_random_stream()
         ids = np.array(token_map, dtype=np.int32)
@@ -200,10 +202,13 @@ def _as_tokens(name: str, values: ArrayLike) -> tuple[NDArray[Any], NDArray[np.i
         array = array.astype(np.int64)  # an empty sequence has no dtype of its own
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}: must be a sequence of token ids of one dimension")
+    dtype = array.dtype
+    if dtype.kind == "f" and not hasattr(values, "dtype"):
+        array = np.array(values, dtype=object)  # numpy makes floats of integers that neither int64 nor uint64 holds
     if array.dtype == object and all(type(value) is int for value in array):
         return array, np.array([v if 0 <= v <= _INT64_MAX else -1 for v in array.tolist()], dtype=np.int64)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must hold integers, not {array.dtype}")
+        raise TypeError(f"{name} must hold integers, not {dtype}")
     ids = np.ascontiguousarray(array, dtype=np.int64)
     if array.dtype == np.uint64:
         ids = np.where(array > _INT64_MAX, np.int64(-1), ids)

@@ -27,7 +27,7 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 # str.translate turns the alphabet's characters into those of Latin-1; anything else is left above U+0100 or is one of
 # the Latin-1 characters that the alphabet doesn't use, which are sent to U+FFFF so that encoding fails on them.
-_TO_LATIN_1 = {byte: 0xFFFF for byte in range(256)} | {ord(c): b for c, b in _BYTE_OF_CHARACTER.items()}
+_TO_LATIN_1 = dict.fromkeys(range(256), 0xFFFF) | {ord(c): b for c, b in _BYTE_OF_CHARACTER.items()}
 
 
 def decode_token(token: str) -> str:
@@ -82,14 +82,22 @@ def _tokens_of(root: dict[str, Any]) -> list[str]:
         raise ValueError("model.vocab is not an object of token: id")
     token_of_id: dict[int, str] = {}
     for token, token_id in vocab.items():
-        _place(token_of_id, token, token_id, "model.vocab")
-    _place_added(token_of_id, vocab, root.get("added_tokens"))
+        if type(token_id) is not int or token_id < 0:
+            raise ValueError(f"model.vocab gives {token!r:.80} the id {token_id!r:.40}: must be an integer from 0 up")
+        if token_id in token_of_id:
+            raise ValueError(f"model.vocab gives {token!r:.80} the id {token_id} of {token_of_id[token_id]!r:.80}")
+        token_of_id[token_id] = token
     for token_id in range(len(token_of_id)):
         if token_id not in token_of_id:
-            raise ValueError(
-                f"no token has id {token_id}, but there are {len(token_of_id)} tokens: ids must run from 0"
-            )
-    return [token_of_id[token_id] for token_id in range(len(token_of_id))]
+            raise ValueError(f"model.vocab has no token of id {token_id}: its {len(vocab)} ids must run from 0")
+    tokens = [token_of_id[token_id] for token_id in range(len(token_of_id))]
+    tokens += _added_tokens(vocab, root.get("added_tokens"))
+    for token_id, token in enumerate(tokens):
+        try:
+            token.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"token {token_id} is {token!r:.80}, which is not valid Unicode text") from None
+    return tokens
 
 
 def _is_byte_level(decoder: object) -> bool:
@@ -101,38 +109,25 @@ def _is_byte_level(decoder: object) -> bool:
     return decoder.get("type") == "ByteLevel"
 
 
-def _place_added(token_of_id: dict[int, str], vocab: dict[str, Any], added_tokens: object) -> None:
-    """Adds the added tokens. One whose text the model knows must carry the model's id. The others must be in order of
-    their ids: the `tokenizers` package numbers them in the order of the file and does not heed the id written there."""
+def _added_tokens(vocab: dict[str, int], added_tokens: object) -> list[str]:
+    """The added tokens that the model does not know, in order of their ids.
+
+    The `tokenizers` package does not heed the ids written here: a token that it knows keeps its id, the others are
+    numbered on from the model's in the order of the file. A file that says otherwise is refused.
+    """
     if added_tokens is None:
-        return
+        return []
     if not isinstance(added_tokens, list):
         raise ValueError("added_tokens is not a list")
-    last_id = -1
+    id_of_token = dict(vocab)
     for index, added in enumerate(added_tokens):
         label = f"added_tokens[{index}]"
         if not isinstance(added, dict) or not isinstance(added.get("content"), str):
             raise ValueError(f"{label} is not an object with a string `content`")
         token, token_id = added["content"], added.get("id")
-        if token in vocab:
-            if type(token_id) is not int or token_id != vocab[token]:
-                raise ValueError(f"{label} gives {token!r:.80} the id {token_id!r:.40}, model.vocab {vocab[token]}")
-            continue
-        _place(token_of_id, token, token_id, label)
-        if token_id < last_id:
+        expected = id_of_token.setdefault(token, len(id_of_token))
+        if type(token_id) is not int or token_id != expected:
             raise ValueError(
-                f"{label} has id {token_id} after id {last_id}: added tokens must be in order of their ids"
+                f"{label} gives {token!r:.80} the id {token_id!r:.40}: tokenizers would give it {expected}"
             )
-        last_id = token_id
-
-
-def _place(token_of_id: dict[int, str], token: str, token_id: object, label: str) -> None:
-    if type(token_id) is not int or token_id < 0:
-        raise ValueError(f"{label} gives {token!r:.80} the id {token_id!r:.40}: must be an integer from 0 up")
-    if token_id in token_of_id:
-        raise ValueError(f"{label} gives {token!r:.80} the id {token_id} of {token_of_id[token_id]!r:.80}")
-    try:
-        token.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{label} holds {token!r:.80}, which is not valid Unicode text") from None
-    token_of_id[token_id] = token
+    return list(id_of_token)[len(vocab) :]
