@@ -29,7 +29,7 @@ def _draw_multipliers(layer_id: int, max_ngram_size: int, compressed_vocab_size:
     """One odd multiplier per shift, int64 [max_ngram_size].
 
     default_rng(10007 * layer_id).integers(0, bound) * 2 + 1, where bound is
-    max(1, INT64_MAX // compressed_vocab_size // 2): from DeepSeek's published Engram code; vLLM draws them alike.
+    max(1, INT64_MAX // compressed_vocab_size // 2): NgramHashMapping in deepseek-ai/Engram, engram_demo_v1.py.
     A product with a compressed id stays below 2^63.
     """
     bound = max(1, _INT64_MAX // compressed_vocab_size // 2)
@@ -48,7 +48,7 @@ def _check_random_stream() -> None:
 
 def _head_sizes(config: EngramConfig) -> NDArray[np.int64]:
     """Primes, int64 [layers, columns]: for each layer in order and each n-gram order, the next n_heads primes from
-    engram_vocab_size up that no earlier place has used (DeepSeek's published Engram code)."""
+    engram_vocab_size up that no earlier place has used (NgramHashMapping in deepseek-ai/Engram, engram_demo_v1.py)."""
     layers = len(config.layer_ids)
     sizes = np.empty((layers, config.columns), dtype=np.int64)
     out = ffi.from_buffer("int64_t[]", sizes, require_writable=True)

@@ -1,7 +1,7 @@
 """The token map: token ids -> compressed ids.
 
 Tokens that differ only in case, accents, width or white space share one compressed id, so that their n-grams share
-rows. The rule is DeepSeek-V4.1's (the `CompressedTokenizer` of its published Engram code, which vLLM follows):
+rows. The rule is DeepSeek-V4.1's (`CompressedTokenizer` in deepseek-ai/Engram, engram_demo_v1.py):
 
 1. text = the single token decoded, special tokens kept. Where it holds U+FFFD (the token is part of a character), the
    key is the token itself.
