@@ -1,0 +1,419 @@
+"""Packing: a checkpoint's rows into the next generation of a table.
+
+Three threads: one reads source chunks ahead, the caller's digests and interleaves them, one writes pages behind and keeps
+the journal. All three spend their time in calls that release the interpreter lock. Memory is a few chunks, whatever the
+table's size. Killed at any moment, the next run goes on behind the last durable chunk.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from engramd import strict_json
+from engramd.checkpoint.mapping import SourceLayer, TableSource
+from engramd.errors import EngramdError
+from engramd.progress import Progress
+from engramd.sizes import format_size
+from engramd.table import manifest as manifests
+from engramd.table.codec import PageFormat
+from engramd.table.files import Files, aligned_buffer, explain
+from engramd.table.geometry import Chunk, Geometry, Striping
+from engramd.table.journal import DigestLog, Journal, read_digests, read_journal
+from engramd.table.manifest import PART_NAMES, Layer, Manifest, Part, Source
+from engramd.table.pipeline import WriteBehind, read_ahead
+from engramd.table.publish import (
+    DIGESTS_NAME,
+    JOURNAL_NAME,
+    PlannedFile,
+    TableDirectory,
+    check_stripes,
+    now,
+    plan_files,
+)
+from engramd.table.source_reader import SourceReader, SourceSlot
+
+READ_SLOTS = 3
+WRITE_SLOTS = 3
+SYNC_INTERVAL_S = 2.0
+SPARE_BYTES = 1 << 20  # for the manifest, the journal and directories
+_RESUME = "the old generation, if any, is untouched; make room and run the same command again to go on"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer of the generation in work."""
+
+    source: SourceLayer
+    format: PageFormat
+    files: tuple[PlannedFile, ...]
+    pages: int
+
+
+@dataclass
+class WriteSlot:
+    """One encoded chunk on its way to the drive."""
+
+    buffer: memoryview
+    layer: int = 0
+    chunk: Chunk = Chunk(0, 0, 0, 0)
+    digest: bytes = b""
+
+
+def pack(
+    source: TableSource,
+    table: str,
+    *,
+    restart: bool = False,
+    stripes: Sequence[str] | None = None,
+    files: Files | None = None,
+    sync_interval_s: float = SYNC_INTERVAL_S,
+    progress_label: str = "packing",
+) -> Manifest:
+    """Packs `source` as the next generation of the table at `table`, going on with an interrupted pack of the same source
+    unless `restart`. Returns the published manifest. Raises EngramdError; the old generation is then untouched."""
+    packer = _Packer(source, files or Files(), sync_interval_s, progress_label)
+    try:
+        with TableDirectory(table, packer.files) as directory:
+            return packer.run(directory, restart, None if stripes is None else check_stripes(stripes))
+    except OSError as error:
+        raise explain(error, f"packing {table} failed", _RESUME) from None
+
+
+def identity_of(
+    row_bytes: int, parts: Sequence[Part], layers: Sequence[tuple[int, int]], digests: Sequence[bytes]
+) -> str:
+    """The identity of packed content: canonical geometry, then the digests of all chunks. See docs/table_format.md."""
+    geometry = {
+        "format": "engramd identity 1",
+        "row_bytes": row_bytes,
+        "parts": [[part.name, part.bytes, part.dtype] for part in parts],
+        "layers": [list(layer) for layer in layers],
+    }
+    return hashlib.sha256(strict_json.canonical(geometry) + b"".join(digests)).hexdigest()
+
+
+def parts_of(source: TableSource) -> tuple[Part, ...]:
+    return tuple(Part(name, part.row_bytes, part.dtype) for name, part in zip(PART_NAMES, source.parts, strict=False))
+
+
+class _Packer:
+    def __init__(self, source: TableSource, files: Files, sync_interval_s: float, label: str) -> None:
+        self.source = source
+        self.files = files
+        self.shape = Geometry(source.row_bytes)
+        self.sync_interval_s = sync_interval_s
+        self.label = label
+
+    # The plan
+
+    def striping(self, stripes: Sequence[str]) -> Striping:
+        # One chunk is one stripe: it is written by one call to one file.
+        return Striping(max(1, len(stripes)), self.shape.chunk_pages, self.shape.page_bytes)
+
+    def plan(self, directory: TableDirectory, journal: Journal) -> list[LayerPlan]:
+        striping = self.striping(journal.stripes)
+        plans = []
+        for layer in self.source.layers:
+            pages = self.shape.pages(layer.rows)
+            planned = plan_files(
+                directory.path, journal.table_id, journal.generation, layer.layer, pages, striping, journal.stripes
+            )
+            page_format = PageFormat(
+                journal.table_id,
+                journal.generation,
+                layer.layer,
+                layer.rows,
+                self.source.row_bytes,
+                layer.value.row_bytes,
+            )
+            plans.append(LayerPlan(layer, page_format, tuple(planned), pages))
+        return plans
+
+    # The run
+
+    def run(self, directory: TableDirectory, restart: bool, stripes: tuple[str, ...] | None) -> Manifest:
+        journal, digests = self.resumable(directory, restart, stripes)
+        fresh = journal is None
+        if journal is None:
+            journal = Journal(
+                pack_id=secrets.token_bytes(16),
+                table_id=directory.published.table_id if directory.published else secrets.token_bytes(16),
+                generation=directory.next_generation,
+                stripes=stripes or (),
+                source=self.source.fingerprint(),
+            )
+        plans = self.plan(directory, journal)
+        planned = [file for plan in plans for file in plan.files]
+        self.check_space(directory, planned)
+        if fresh:
+            directory.begin(planned, journal.to_json())
+        digests = self.write(directory, journal, plans, digests)
+        self.source.check_unchanged()
+        manifest = self.manifest(directory, journal, plans, digests)
+        directory.publish(planned, manifest)
+        return manifest
+
+    def resumable(
+        self, directory: TableDirectory, restart: bool, stripes: tuple[str, ...] | None
+    ) -> tuple[Journal | None, list[bytes]]:
+        """The journal and digests to go on with; (None, []) with the ground cleared where there is nothing to go on with.
+
+        Raises EngramdError where the work folder is of another source or other options, unless `restart`."""
+        path = os.path.join(directory.partial, JOURNAL_NAME)
+        try:
+            journal = read_journal(path)
+        except EngramdError:
+            if not restart:
+                raise
+            journal = None
+        if journal is not None:
+            current = journal.generation == directory.next_generation and (
+                directory.published is None or directory.published.table_id == journal.table_id
+            )
+            if current and not restart:
+                self.check_same_source(directory, journal, stripes)
+                digests = self.durable_digests(directory, journal)
+                return journal, digests
+            # Another try's, or what a pack left that was killed after it had published.
+            directory.discard(self.planned_of(directory, journal))
+        directory.discard()
+        return None, []
+
+    def planned_of(self, directory: TableDirectory, journal: Journal) -> list[PlannedFile]:
+        """The stripes of a journal that is given up."""
+        if not journal.stripes:
+            return []
+        striping = self.striping(journal.stripes)
+        layers = {entry[0] for entry in journal.source.get("layers", []) if isinstance(entry, list) and entry}
+        return [
+            file
+            for layer in sorted(layer for layer in layers if type(layer) is int)
+            for file in plan_files(
+                directory.path, journal.table_id, journal.generation, layer, 0, striping, journal.stripes
+            )
+        ]
+
+    def check_same_source(self, directory: TableDirectory, journal: Journal, stripes: tuple[str, ...] | None) -> None:
+        if journal.source != strict_json.loads(strict_json.canonical(self.source.fingerprint()), "fingerprint"):
+            raise EngramdError(
+                f"{directory.partial} holds a pack in progress of another source ({self.difference(journal)}): "
+                "it cannot go on; `engramd pack --restart` gives it up and begins anew"
+            )
+        if stripes is not None and stripes != journal.stripes:
+            raise EngramdError(
+                f"{directory.partial} holds a pack in progress with --stripe {','.join(journal.stripes) or '(none)'}, "
+                f"not {','.join(stripes)}: give the same, or give it up with --restart"
+            )
+
+    def difference(self, journal: Journal) -> str:
+        before: dict[Any, Any] = {}
+        for entry in journal.source.get("shards", []):
+            if isinstance(entry, list) and entry:
+                before[str(entry[0])] = entry
+        for shard in self.source.fingerprint()["shards"]:
+            was = before.get(shard[0])
+            if was != shard:
+                names = ("name", "size", "mtime", "header")
+                what = [name for name, a, b in zip(names, was or [], shard, strict=False) if a != b]
+                return f"{shard[0]} {'has another ' + ' and '.join(what) if was else 'is new'}"
+        return "other tensors, layers or config"
+
+    def durable_digests(self, directory: TableDirectory, journal: Journal) -> list[bytes]:
+        chunks = list(self.chunks(self.plan(directory, journal)))
+        digests = read_digests(os.path.join(directory.partial, DIGESTS_NAME), journal.pack_id, len(chunks))
+        for plan, chunk in chunks[: len(digests)]:
+            striping = self.striping(journal.stripes)
+            for extent in striping.extents(chunk.first_page, chunk.pages):
+                file = plan.files[extent.file_index]
+                path = file.work_path if os.path.exists(file.work_path) else file.data_file.path
+                size = os.path.getsize(path) if os.path.exists(path) else 0
+                if size < extent.offset + extent.pages * self.shape.page_bytes:
+                    raise EngramdError(
+                        f"{path}: {size} bytes, shorter than what the pack in progress had written: "
+                        "`engramd pack --restart` begins anew"
+                    )
+        return digests
+
+    def check_space(self, directory: TableDirectory, planned: Sequence[PlannedFile]) -> None:
+        """Refuses before anything is written where the drives have less room than the generation still needs."""
+        needed: dict[int, int] = {}
+        folders: dict[int, str] = {}
+        for file in planned:
+            folder = (
+                directory.path if file.data_file.path.startswith(directory.path) else os.path.dirname(file.work_path)
+            )
+            device = os.stat(folder).st_dev
+            allocated = 0
+            for path in (file.work_path, file.data_file.path):
+                if os.path.exists(path):
+                    allocated = max(allocated, os.stat(path).st_blocks * 512)
+            folders.setdefault(device, folder)
+            needed[device] = needed.get(device, SPARE_BYTES) + max(0, file.data_file.bytes - allocated)
+        for device, count in needed.items():
+            found = os.statvfs(folders[device])
+            free = found.f_bavail * found.f_frsize
+            if free < count:
+                raise EngramdError(
+                    f"{folders[device]}: not enough space: the new generation needs {format_size(count)} ({count} bytes) "
+                    f"more, {format_size(free)} ({free} bytes) are free (an older generation is only removed when the "
+                    "new one is there); nothing was written"
+                )
+
+    def chunks(self, plans: Sequence[LayerPlan]) -> Iterator[tuple[LayerPlan, Chunk]]:
+        for plan in plans:
+            for chunk in self.shape.chunks(plan.source.rows):
+                yield plan, chunk
+
+    # The data
+
+    def write(
+        self, directory: TableDirectory, journal: Journal, plans: Sequence[LayerPlan], done: list[bytes]
+    ) -> list[bytes]:
+        """Writes the chunks behind the `done` ones; returns the digests of all."""
+        work = [(index, chunk) for index, plan in enumerate(plans) for chunk in self.shape.chunks(plan.source.rows)]
+        row_bytes = self.source.row_bytes
+        before = sum(chunk.rows for _, chunk in work[: len(done)]) * row_bytes
+        total = sum(chunk.rows for _, chunk in work) * row_bytes
+        if len(done) == len(work):
+            return done
+        writer = _Writer(self, plans, journal)
+        path = os.path.join(directory.partial, DIGESTS_NAME)
+        log = DigestLog(self.files, path, journal.pack_id, done, writer.sync_data)
+        writer.log = log
+        slots = [SourceSlot(self.source) for _ in range(READ_SLOTS)]
+        out = [WriteSlot(aligned_buffer(self.shape.chunk_pages * self.shape.page_bytes)) for _ in range(WRITE_SLOTS)]
+        try:
+            with (
+                SourceReader(self.source, self.files) as reader,
+                closing(
+                    read_ahead(
+                        work[len(done) :],
+                        slots,
+                        lambda slot, item: reader.read_chunk(slot, plans[item[0]].source, item[1]),
+                    )
+                ) as filled,
+                Progress(self.label, total, before) as progress,
+                WriteBehind(out, writer.write) as behind,
+            ):
+                for (index, chunk), slot in filled:
+                    target = behind.take()
+                    digest = hashlib.sha256(slot.values)
+                    if slot.scales is not None:
+                        digest.update(slot.scales)
+                    plans[index].format.encode(chunk.first_page, chunk.pages, slot.values, slot.scales, target.buffer)
+                    target.layer, target.chunk, target.digest = index, chunk, digest.digest()
+                    behind.give(target)
+                    progress.advance(chunk.rows * row_bytes)
+                behind.finish()
+            log.sync()
+        except BaseException as error:
+            # What was written is worth keeping: an interrupted or failed pack goes on from here. Not where a sync
+            # itself failed: the kernel may have dropped the pages and would call the next sync a success.
+            if not writer.sync_failed:
+                _try_sync(log, error)
+            raise
+        finally:
+            log.close()
+            writer.close()
+        return log.digests
+
+    def manifest(
+        self, directory: TableDirectory, journal: Journal, plans: Sequence[LayerPlan], digests: Sequence[bytes]
+    ) -> Manifest:
+        parts = parts_of(self.source)
+        layers = tuple(
+            Layer(
+                plan.source.layer,
+                plan.source.rows,
+                plan.pages,
+                plan.source.head_sizes,
+                tuple(file.data_file for file in plan.files),
+            )
+            for plan in plans
+        )
+        return Manifest(
+            directory=directory.path,
+            table_id=journal.table_id,
+            generation=journal.generation,
+            identity=identity_of(
+                self.source.row_bytes, parts, [(layer.layer, layer.rows) for layer in layers], digests
+            ),
+            row_bytes=self.source.row_bytes,
+            parts=parts,
+            page_bytes=self.shape.page_bytes,
+            rows_per_page=self.shape.rows_per_page,
+            stripe_pages=self.shape.chunk_pages,
+            layers=layers,
+            hash=self.source.hash,
+            sparse=None,
+            source=Source("checkpoint", _printable(self.source.directory), self.source.revision),
+            created=now(),
+        )
+
+
+class _Writer:
+    """The writing thread's part: pages to their files, then, every few seconds, what makes them durable."""
+
+    def __init__(self, packer: _Packer, plans: Sequence[LayerPlan], journal: Journal) -> None:
+        self._packer = packer
+        self._plans = plans
+        self._striping = packer.striping(journal.stripes)
+        self._fds: dict[str, int] = {}
+        self._dirty: set[str] = set()
+        self._synced = time.monotonic()
+        self.log: DigestLog | None = None
+        self.sync_failed = False
+
+    def write(self, slot: WriteSlot) -> None:
+        assert self.log is not None
+        files, page_bytes = self._packer.files, self._packer.shape.page_bytes
+        plan, chunk = self._plans[slot.layer], slot.chunk
+        for extent in self._striping.extents(chunk.first_page, chunk.pages):
+            path = plan.files[extent.file_index].work_path
+            if path not in self._fds:
+                self._fds[path] = files.open_direct(path, os.O_WRONLY)
+            begin = (extent.first_page - chunk.first_page) * page_bytes
+            data = slot.buffer[begin : begin + extent.pages * page_bytes]
+            try:
+                files.write_at(self._fds[path], data, extent.offset, path)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from None
+            self._dirty.add(path)
+        self.log.add(slot.digest)
+        if time.monotonic() - self._synced >= self._packer.sync_interval_s:
+            self.log.sync()
+            self._synced = time.monotonic()
+
+    def sync_data(self) -> None:
+        try:
+            for path in sorted(self._dirty):
+                self._packer.files.fdatasync(self._fds[path])
+        except OSError:
+            self.sync_failed = True
+            raise
+        self._dirty.clear()
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            self._packer.files.close(fd)
+
+
+def _try_sync(log: DigestLog, failure: BaseException) -> None:
+    if isinstance(failure, OSError) and failure.errno == errno.EIO:
+        return
+    try:
+        log.sync()
+    except OSError:
+        pass  # the first failure is the one to report; the chunks since the last sync are written again
+
+
+def _printable(path: str) -> str:
+    return path if len(path) <= 4096 and path.isprintable() else ascii(path)[:4096]
