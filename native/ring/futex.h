@@ -24,6 +24,11 @@ inline void futex_wake_all(const uint32_t* word, FutexScope scope) {
   ::syscall(SYS_futex, word, FUTEX_WAKE | static_cast<int>(scope), INT_MAX, nullptr, nullptr, 0);
 }
 
+// Wakes at most one waiter in any process. The word may lie in memory that a client can write.
+inline void futex_wake_one(const uint32_t* word) {
+  ::syscall(SYS_futex, word, FUTEX_WAKE | static_cast<int>(FutexScope::kShared), 1, nullptr, nullptr, 0);
+}
+
 inline void spin_pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

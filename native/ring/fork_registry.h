@@ -1,0 +1,14 @@
+// The sessions of this process, so that a forked child can drop its copies at once: an inherited socket would hide its
+// parent's death from the daemon, and the mappings are not inherited.
+#pragma once
+
+namespace engram {
+
+class Session;
+
+void register_session(Session* session);
+void unregister_session(Session* session);
+// The calling thread's kernel id, remembered; right in a forked child too.
+int current_thread();
+
+}  // namespace engram

@@ -1,0 +1,29 @@
+// The handshake: connects to a daemon's ring socket, receives its descriptors, and checks all it says before anything
+// is mapped. A daemon of another version or any other program behind the socket gives an error.
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "common/unique_fd.h"
+#include "engram/client.h"
+#include "ring/catalogue.h"
+
+namespace engram {
+
+struct Handshake {
+  UniqueFd socket;
+  UniqueFd ring;
+  UniqueFd arena;
+  UniqueFd state;
+  UniqueFd doorbell;
+  engram_welcome welcome{};
+  Catalogue catalogue;
+};
+
+// Returns 0, or a status with `error` filled in. ENGRAM_CLIENT_AGAIN where a signal came.
+int shake_hands(const char* path, const engram_connect_options& options, Handshake& handshake, engram_error* error);
+
+// Asks for the catalogue on an open session's socket; one thread at a time.
+int request_catalogue(int socket, uint32_t timeout_ms, Catalogue& catalogue, engram_error* error);
+
+}  // namespace engram

@@ -1,0 +1,139 @@
+// Session: one connection to a daemon, its mapped ring and arena, and the tickets in use.
+//
+// What is whose: the daemon owns a slot from the store of submit_tail until its completion word is set; otherwise the
+// slot, its ids and its reply range belong to one ticket, which is a slot number and a serial that changes at release.
+// `lock_` guards who owns what (slots, ranges, the tail) and is held for some tens of instructions, never while ids or
+// rows are copied or anything waits.
+//
+// A ticket released before its completion came is a zombie: slot and ranges stay taken until the daemon has completed
+// it, since the daemon may still write there.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "common/mapping.h"
+#include "common/unique_fd.h"
+#include "ring/catalogue.h"
+#include "ring/extents.h"
+#include "ring/handshake.h"
+
+namespace engram {
+
+// What one submission asks for.
+struct Submission {
+  const engram_layer* layer;
+  const void* ids;
+  uint64_t row_count;
+  uint32_t id_bytes;
+  uint32_t layout = ENGRAM_LAYOUT_PACKED;
+  uint32_t operation = ENGRAM_OPERATION_FETCH;
+  uint64_t request_id = 0;  // 0: a new one
+  uint32_t part_index = 0;
+  uint32_t part_count = 1;
+  uint64_t total_rows = 0;  // 0: row_count
+};
+
+class Session {
+ public:
+  // Nothing, with `error` filled in, where no session could be had.
+  static std::unique_ptr<Session> connect(const char* path, const engram_connect_options& options, engram_error* error);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // See engram/client.h for these.
+  void close();
+  int check(engram_error* error);
+  int64_t submit(const Submission& submission, int32_t wait_ms, engram_error* error);
+  const void* wait(int64_t ticket, int32_t timeout_ms, engram_error* error);
+  int resubmit(int64_t ticket, const engram_layer& layer, engram_error* error);
+  void release(int64_t ticket);
+  int refresh(engram_error* error);
+
+  const engram_welcome& welcome() const { return welcome_; }
+  uint64_t ticket_rows(uint32_t row_bytes) const;
+  uint64_t next_request_id() { return request_id_.fetch_add(1, std::memory_order_relaxed); }
+  void read_usage(engram_session_usage& usage);
+  // Calls `use` with the catalogue, which cannot change meanwhile.
+  template <typename Use>
+  auto with_catalogue(Use use) {
+    // A child may have inherited the lock in any state, but has no other thread to fear.
+    std::unique_lock guard(catalogue_lock_, std::defer_lock);
+    if (!in_child_.load()) guard.lock();
+    return use(handshake_.catalogue);
+  }
+
+  // In a child, right after the fork, where only this thread exists: closes the descriptors, and puts inaccessible
+  // memory in the place of the mappings, which the child did not inherit.
+  void abandon_in_child();
+
+ private:
+  enum class SlotState : uint8_t { kFree, kOpen, kZombie };
+  struct LocalSlot {
+    SlotState state = SlotState::kFree;  // guarded by lock_
+    std::atomic<uint64_t> serial{0};     // changes at release
+    std::atomic<int> holder{0};          // the thread that submitted it or waited on it last
+    uint64_t ids_offset = 0;             // constant while the ticket is open, like the next four
+    uint64_t ids_bytes = 0;
+    uint64_t reply_offset = 0;
+    uint64_t reply_bytes = 0;
+    uint64_t row_count = 0;
+    uint32_t row_bytes = 0;
+  };
+  // A thread that waits for room; lies on that thread's stack, in a list guarded by lock_.
+  struct RoomWaiter {
+    int thread;
+    RoomWaiter* next;
+  };
+
+  explicit Session(Handshake handshake, int32_t spin_us);
+  int map(engram_error* error);
+
+  int check_submission(const Submission& submission, engram_error* error) const;
+  int take_slot(const Submission& submission, int32_t wait_ms, engram_error* error);
+  int wait_for_room(const Submission& submission, int32_t wait_ms, engram_error* error);
+  int try_take_slot(const Submission& submission);
+  bool is_waiting_hopeless() const;
+  void reclaim_zombies();
+  void free_slot(int slot);
+  void send(int slot);
+  // The slot of an open ticket, or -1.
+  int slot_of(int64_t ticket) const;
+  int spin(int slot, int64_t serial_ticket) const;
+  int64_t spin_ns(uint64_t row_count) const;
+  int is_serving(bool thorough, engram_error* error);
+  int report(int slot, int status, engram_error* error) const;
+
+  engram_slot& shared_slot(int slot) const;
+  uint32_t completion(int slot) const;
+  const engram_state& state() const { return *reinterpret_cast<const engram_state*>(state_map_.data()); }
+
+  Handshake handshake_;  // its socket and doorbell stay open; its catalogue is guarded by catalogue_lock_
+  engram_welcome welcome_;
+  const int32_t spin_us_;
+  Mapping ring_;
+  Mapping arena_;
+  Mapping state_map_;
+
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> in_child_{false};
+  std::atomic<const char*> lost_{nullptr};  // why, once known
+  std::atomic<uint64_t> request_id_{1};
+
+  std::mutex catalogue_lock_;
+  std::mutex lock_;
+  uint32_t tail_ = 0;  // ours; never read back from the ring
+  uint32_t zombie_count_ = 0;
+  uint32_t free_count_ = 0;
+  std::array<uint8_t, ENGRAM_MAX_SLOTS> free_slots_;  // a stack: last released, first used
+  std::array<LocalSlot, ENGRAM_MAX_SLOTS> slots_;
+  ExtentAllocator ids_extents_;
+  ExtentAllocator reply_extents_;
+  RoomWaiter* waiters_ = nullptr;
+  std::atomic<uint32_t> room_futex_{0};  // changes when room was given back while somebody waited
+};
+
+}  // namespace engram
