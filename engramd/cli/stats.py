@@ -1,0 +1,140 @@
+"""`engramd stats`: a running daemon's counters, as a report for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from engramd.errors import EngramdError
+from engramd.sizes import format_size
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the verb's options."""
+    parser = subparsers.add_parser("stats", help="show a running daemon's counters")
+    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
+    parser.add_argument("--json", action="store_true", help="one JSON object (one for each line with --interval)")
+    parser.add_argument("--interval", metavar="S", type=_interval, help="repeat every S seconds until interrupted")
+    parser.add_argument("--timeout", metavar="S", type=_interval, default=5.0, help="wait this long (default: 5)")
+
+
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints once, or until interrupted. Raises EngramdError where nobody answers."""
+    from engramd.cli.control_client import ControlClient
+
+    with ControlClient(args.socket, args.timeout) as client:
+        while True:
+            started = time.monotonic()
+            stats = client.ask("stats").get("stats")
+            if not isinstance(stats, dict):
+                raise EngramdError(f"the daemon at {client.path} answers without statistics")
+            print(json.dumps(stats) if args.json else report(stats), flush=True)
+            if args.interval is None:
+                return 0
+            if not args.json:
+                print()
+            time.sleep(max(0.0, args.interval - (time.monotonic() - started)))
+
+
+def report(stats: dict[str, Any]) -> str:
+    """The statistics as aligned text."""
+    dram, arenas, reader = stats["dram"], stats["arenas"], stats["reader"]
+    lines = [
+        f"engramd {stats['version']}, pid {stats['pid']}, up {_duration(stats['uptime_s'])}",
+        "",
+        f"DRAM      {format_size(dram['used_bytes'])} of {format_size(dram['budget_bytes'])} used, "
+        f"{format_size(dram['metadata_bytes'])} of it index; {format_size(dram['huge_bytes'])} in huge pages; "
+        f"{dram['rows_cached']:,} rows",
+        f"arenas    {arenas['count']} with {format_size(arenas['bytes'])} of {format_size(arenas['limit_bytes'])}",
+        f"reader    {reader['kind']}, {reader['in_flight']} of {reader['in_flight_cap']} reads in flight",
+    ]
+    for table in stats["tables"]:
+        lines += [
+            "",
+            f"table {table['name']}, generation {table['generation']}, {table['row_bytes']} B a row, {table['path']}",
+            f"  identity {table['identity']}",
+        ]
+        lines += _indented(_layer_table(table["layers"]))
+        for layer in table["layers"]:
+            if layer["errors"]:
+                failed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(layer["errors"].items()))
+                lines.append(f"  layer {layer['layer']} failed requests: {failed}")
+    lines += ["", "request latency"]
+    lines += _indented(
+        _aligned(
+            ["rows", "requests", "p50 us", "p99 us", "p99.9 us"],
+            [
+                [name, f"{one['count']:,}", f"{one['p50']:,.1f}", f"{one['p99']:,.1f}", f"{one['p999']:,.1f}"]
+                for name, one in stats["latency_us"].items()
+            ],
+        )
+    )
+    lines += ["", f"sessions: {len(stats['sessions'])}"]
+    if stats["sessions"]:
+        rows = [
+            [
+                str(one["pid"]),
+                str(one["uid"]),
+                _duration(one["since_s"]),
+                f"{one['requests']:,}",
+                f"{one['rows']:,}",
+                str(one["waiting"]),
+            ]
+            for one in stats["sessions"]
+        ]
+        lines += _indented(_aligned(["pid", "uid", "for", "requests", "rows", "waiting"], rows))
+    return "\n".join(lines)
+
+
+def _layer_table(layers: list[dict[str, Any]]) -> list[str]:
+    header = ["layer", "tier", "rows", "requests", "rows asked", "zero", "DRAM hits", "misses", "failed", "NVMe reads"]
+    rows = []
+    for layer in layers:
+        looked_up = layer["dram_hits"] + layer["dram_misses"]
+        share = f" ({100 * layer['dram_hits'] / looked_up:.1f} %)" if looked_up else ""
+        rows.append(
+            [
+                str(layer["layer"]),
+                layer["tier"],
+                f"{layer['rows_total']:,}",
+                f"{layer['requests']:,}",
+                f"{layer['rows']:,}",
+                f"{layer['rows_zero']:,}",
+                f"{layer['dram_hits']:,}{share}",
+                f"{layer['dram_misses']:,}",
+                f"{layer['rows_failed']:,}",
+                f"{layer['nvme_reads']:,}",
+            ]
+        )
+    return _aligned(header, rows)
+
+
+def _aligned(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Columns as wide as their widest cell, right-aligned."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,405 @@
+"""The control plane: a ZeroMQ ROUTER whose verbs are statistics, administration and `fetch` with rows inline.
+
+Every frame is hostile until checked (engramd.daemon.messages). Verbs that wait run on the worker pool; only the event
+loop's thread receives and sends. Nothing here can block the loop: the queue, the bytes of ids and replies in
+flight and the queue towards each client are bounded, and what exceeds them is answered `Busy`.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from engramd import __version__
+from engramd._engine import ffi, lib
+from engramd.daemon import messages
+from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
+from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
+from engramd.daemon.worker_pool import WorkerPool
+
+REQUEST_TIMEOUT_MS = 30_000
+MESSAGES_A_TURN = 64
+PEER_BYTES_LIMIT = 64 << 20  # ids and replies of one client that are queued, running or unsent
+ALL_BYTES_LIMIT = 192 << 20
+HIGH_WATER_MARK = 64  # messages towards or from one client
+SPLIT_REQUESTS_LIMIT = 256  # unfinished split requests that are remembered
+LINGER_MS = 500
+_LOG = logging.getLogger("engramd")
+_LAYOUTS = {"packed": lib.ENGRAM_LAYOUT_PACKED, "split": lib.ENGRAM_LAYOUT_SPLIT}
+_LOCAL_PEER = re.compile(r"localhost:(\d{1,10}):(\d{1,10}):(\d{1,10})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where a request came from and how to answer: the envelope's frames up to the request."""
+
+    endpoint: ControlEndpoint
+    envelope: tuple[bytes, ...]
+    uid: int | None  # None: not a local peer, or the transport does not say
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        return id(self.endpoint), self.envelope[0]
+
+
+class ByteBudget:
+    """Bounds the memory of requests in flight. A reply counts until libzmq has sent it or its client is gone."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[tuple[int, bytes], int] = {}
+        self._total = 0
+        self._unsent: list[tuple[Any, tuple[int, bytes], int]] = []
+
+    def take(self, peer: tuple[int, bytes], count: int) -> None:
+        """Reserves bytes. Raises RequestError Busy naming the limit."""
+        self._sweep()
+        if self._by_peer.get(peer, 0) + count > PEER_BYTES_LIMIT:
+            raise RequestError("Busy", f"this client's requests in flight reach {PEER_BYTES_LIMIT} bytes, the limit")
+        if self._total + count > ALL_BYTES_LIMIT:
+            raise RequestError("Busy", f"all clients' control requests reach {ALL_BYTES_LIMIT} bytes, the limit")
+        self._by_peer[peer] = self._by_peer.get(peer, 0) + count
+        self._total += count
+
+    def give_back(self, peer: tuple[int, bytes], count: int) -> None:
+        self._total -= count
+        left = self._by_peer[peer] - count
+        if left:
+            self._by_peer[peer] = left
+        else:
+            del self._by_peer[peer]
+
+    def give_back_when_sent(self, tracker: Any, peer: tuple[int, bytes], count: int) -> None:
+        """Keeps the reservation until a zmq.MessageTracker says that the memory is free."""
+        self._unsent.append((tracker, peer, count))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        waiting = []
+        for tracker, peer, count in self._unsent:
+            if tracker.done:
+                self.give_back(peer, count)
+            else:
+                waiting.append((tracker, peer, count))
+        self._unsent = waiting
+
+
+class Verbs:
+    """What the verbs do. Shared by all endpoints."""
+
+    def __init__(
+        self, engine: Engine, pool: WorkerPool, statistics: Callable[[], dict[str, Any]], stop: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._statistics = statistics
+        self._stop = stop
+        self._layers = {(layer.table.name, layer.layer): layer for layer in engine.layers}
+        self._budget = ByteBudget()
+        self._request_ids = itertools.count(1)
+        self._split_requests: OrderedDict[tuple[tuple[int, bytes], int], int] = OrderedDict()
+        self._verbs: dict[str, Callable[[Peer, Request, bytes | None], None]] = {
+            "ping": self._ping,
+            "tables": self._tables,
+            "fetch": self._fetch,
+            "prefetch": self._prefetch,
+            "stats": self._stats,
+            "shutdown": self._shutdown,
+        }
+
+    def dispatch(self, peer: Peer, frames: list[bytes]) -> None:
+        """Serves one request; frames are those behind the envelope."""
+        try:
+            request = messages.parse_request(frames[0])
+        except NoReply as reason:
+            _LOG.debug("a control message is dropped: %s", reason)
+            return
+        try:
+            messages.check_request(request)
+            verb = self._verbs.get(request.verb)
+            if verb is None:
+                raise RequestError(
+                    "EngramError", f"unknown verb {request.verb[:60]!r}; known: {', '.join(self._verbs)}"
+                )
+            takes_ids = request.verb in ("fetch", "prefetch")
+            if takes_ids != (len(frames) == 2):
+                expected = "a frame of ids behind the request" if takes_ids else "no frame behind the request"
+                raise RequestError(
+                    "EngramError", f"{request.verb}: {len(frames) - 1} further frames; it takes {expected}"
+                )
+            verb(peer, request, frames[1] if takes_ids else None)
+        except RequestError as error:
+            peer.endpoint.send(peer, [messages.reply_error(request, error)])
+
+    def _ping(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        peer.endpoint.send(peer, [messages.reply_ok(request, version=__version__, pid=os.getpid())])
+
+    def _tables(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        tables = [
+            {
+                "name": layer.table.name,
+                "layer": layer.layer,
+                "rows": layer.rows,
+                "row_bytes": layer.table.manifest.row_bytes,
+                "value_bytes": layer.table.manifest.value_bytes,
+                "generation": layer.table.manifest.generation,
+                "identity": layer.table.manifest.identity,
+                "head_sizes": list(layer.head_sizes),
+            }
+            for layer in self._engine.layers
+        ]
+        widest = max(layer.table.manifest.row_bytes for layer in self._engine.layers)
+        limit = MAX_BULK_BYTES // max(widest, 8)
+        peer.endpoint.send(peer, [messages.reply_ok(request, tables=tables, max_fetch_rows=limit)])
+
+    def _stats(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        def task() -> Callable[[], None]:
+            reply = messages.reply_ok(request, stats=self._statistics())
+            return lambda: peer.endpoint.send(peer, [reply])
+
+        self._submit(task)
+
+    def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        if peer.uid is None or peer.uid not in (0, os.geteuid()):
+            who = "a client whose user is not known" if peer.uid is None else f"uid {peer.uid}"
+            raise RequestError(
+                "EngramError", f"shutdown: not permitted to {who}; only root and uid {os.geteuid()} (the daemon's) may"
+            )
+        peer.endpoint.send(peer, [messages.reply_ok(request, pid=os.getpid())])
+        self._stop(f"shutdown asked for by uid {peer.uid}")
+
+    def _fetch(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        assert ids is not None
+        layer = self._find_layer(request)
+        row_bytes = layer.table.manifest.row_bytes
+        native, count = self._native_request(peer, request, layer, ids, lib.ENGRAM_OPERATION_FETCH)
+        native.layout = request.choice("layout", _LAYOUTS, "packed")
+        reply_bytes = count * row_bytes
+        if reply_bytes > MAX_BULK_BYTES:
+            raise RequestError(
+                "EngramError",
+                f"fetch: {count} rows of {row_bytes} bytes are more than the {MAX_BULK_BYTES} bytes of one reply; "
+                f"ask for at most {MAX_BULK_BYTES // row_bytes} rows at once",
+            )
+        if count == 0:
+            peer.endpoint.send(peer, [messages.reply_ok(request), b""])
+            return
+        reserved = len(ids) + reply_bytes
+        self._budget.take(peer.key, reserved)
+
+        def task() -> Callable[[], None]:
+            rows = bytearray(reply_bytes)
+            failure = self._engine.request(native, ids, rows, REQUEST_TIMEOUT_MS)
+            return lambda: self._finish_fetch(peer, request, layer, failure, rows, reserved)
+
+        try:
+            self._submit(task)
+        except RequestError:
+            self._budget.give_back(peer.key, reserved)
+            raise
+
+    def _finish_fetch(
+        self, peer: Peer, request: Request, layer: ServedLayer, failure: Any, rows: bytearray, reserved: int
+    ) -> None:
+        if failure.status != lib.ENGRAM_STATUS_OK:
+            self._budget.give_back(peer.key, reserved)
+            error = failure_error(failure, layer)
+            peer.endpoint.send(peer, [messages.reply_error(request, error)])
+            return
+        tracker = peer.endpoint.send(peer, [messages.reply_ok(request), rows])
+        if tracker is None:
+            self._budget.give_back(peer.key, reserved)
+        else:
+            self._budget.give_back_when_sent(tracker, peer.key, reserved)
+
+    def _prefetch(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        assert ids is not None
+        layer = self._find_layer(request)
+        native, count = self._native_request(peer, request, layer, ids, lib.ENGRAM_OPERATION_PREFETCH)
+        if count == 0:
+            peer.endpoint.send(peer, [messages.reply_ok(request)])
+            return
+        reserved = len(ids)
+        self._budget.take(peer.key, reserved)
+
+        def finish(failure: Any) -> None:
+            self._budget.give_back(peer.key, reserved)
+            if failure.status == lib.ENGRAM_STATUS_OK:
+                peer.endpoint.send(peer, [messages.reply_ok(request)])
+            else:
+                peer.endpoint.send(peer, [messages.reply_error(request, failure_error(failure, layer))])
+
+        def task() -> Callable[[], None]:
+            failure = self._engine.request(native, ids, None, REQUEST_TIMEOUT_MS)
+            return lambda: finish(failure)
+
+        try:
+            self._submit(task)
+        except RequestError:
+            self._budget.give_back(peer.key, reserved)
+            raise
+
+    def _submit(self, task: Callable[[], Callable[[], None]]) -> None:
+        if not self._pool.submit(task):
+            raise RequestError("Busy", "the daemon's queue of control requests is full")
+
+    def _find_layer(self, request: Request) -> ServedLayer:
+        """The layer that a request names. Raises RequestError UnknownTable or TableMismatch."""
+        name, number = request.text("table"), request.integer("layer", 0, (1 << 31) - 1)
+        layer = self._layers.get((name, number))
+        if layer is None:
+            served = ", ".join(f"{layer.table.name} layer {layer.layer}" for layer in self._engine.layers[:16])
+            raise RequestError(
+                "UnknownTable", f"no table {name[:127]!r} with layer {number} is served; there is: {served}"
+            )
+        identity = request.text_or_none("identity")
+        if identity is not None and identity != layer.table.manifest.identity:
+            raise RequestError(
+                "TableMismatch",
+                f"table {name} layer {number} has identity {layer.table.manifest.identity}, not {identity[:64]!r}",
+            )
+        return layer
+
+    def _native_request(
+        self, peer: Peer, request: Request, layer: ServedLayer, ids: bytes, operation: int
+    ) -> tuple[Any, int]:
+        """(engram_request *, row count) with everything but the layout filled in. Raises RequestError."""
+        width = request.integer("width", 4, 8)
+        if width not in (4, 8) or len(ids) % width:
+            raise RequestError(
+                "EngramError",
+                f"{request.verb}: {len(ids)} bytes of ids of width {width}; the width is 4 or 8 and divides them",
+            )
+        count = len(ids) // width
+        parts = request.integer("parts", 1, 1 << 31, default=1)
+        native = ffi.new("engram_request *")
+        native.operation = operation
+        native.handle = layer.handle
+        native.row_count = count
+        native.id_bytes = width
+        native.part_count = parts
+        native.part_index = request.integer("part", 0, parts - 1, default=0)
+        native.total_rows = request.integer("total", count, 1 << 62, default=count)
+        native.request_id = self._request_id(peer, request, parts)
+        return native, count
+
+    def _request_id(self, peer: Peer, request: Request, parts: int) -> int:
+        """A number of the daemon's own for the request, equal for the parts of one split request of one client."""
+        if parts == 1:
+            return next(self._request_ids)
+        key = (peer.key, request.integer("request", 0, (1 << 64) - 1))
+        number = self._split_requests.pop(key, None) or next(self._request_ids)
+        self._split_requests[key] = number
+        if len(self._split_requests) > SPLIT_REQUESTS_LIMIT:
+            self._split_requests.popitem(last=False)
+        return number
+
+
+def failure_error(failure: Any, layer: ServedLayer) -> RequestError:
+    """The error that a client raises for an engram_failure."""
+    where = f"table {layer.table.name} layer {layer.layer}"
+    kind = ERROR_CLASSES.get(failure.status, "EngramError")
+    if failure.status == lib.ENGRAM_STATUS_ROW_ID:
+        text = (
+            f"row id {failure.row_id} at position {failure.position} is outside {where}: "
+            f"ids are -1 (zeros) or 0 .. {layer.rows - 1} ({layer.rows} rows)"
+        )
+        return RequestError(kind, text, position=failure.position, row_id=failure.row_id)
+    if failure.status == lib.ENGRAM_STATUS_PAGE_CORRUPT:
+        text = f"{where}: row {failure.row_id} in page {failure.page} does not match its checksum"
+        return RequestError(kind, text, page=failure.page, row_id=failure.row_id)
+    if failure.status == lib.ENGRAM_STATUS_READ_FAILED:
+        number = abs(failure.error_number)
+        text = f"{where}: page {failure.page} (row {failure.row_id}) cannot be read: {os.strerror(number)}"
+        return RequestError(kind, text, page=failure.page, row_id=failure.row_id, errno=number)
+    texts = {
+        lib.ENGRAM_STATUS_BUSY: "a limit of the daemon is reached",
+        lib.ENGRAM_STATUS_TIMEOUT: f"not served within {REQUEST_TIMEOUT_MS / 1000:g} s",
+        lib.ENGRAM_STATUS_STOPPING: "the daemon is stopping",
+        lib.ENGRAM_STATUS_STALE: "this generation is no longer served",
+    }
+    return RequestError(kind, f"{where}: {texts.get(failure.status, f'refused with status {failure.status}')}")
+
+
+class ControlEndpoint:
+    """One ROUTER socket. `knows_peers`: the transport vouches for the client's uid (ipc)."""
+
+    def __init__(self, context: Any, verbs: Verbs, knows_peers: bool) -> None:
+        self._verbs = verbs
+        self._knows_peers = knows_peers
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_BULK_BYTES)
+        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.descriptor = int(self.socket.getsockopt(zmq.FD))
+
+    def bind_listener(self, path: str, descriptor: int) -> None:
+        """Serves an AF_UNIX socket that listens already; libzmq owns the descriptor from here on."""
+        self.socket.setsockopt(zmq.USE_FD, descriptor)
+        self.socket.bind(f"ipc://{path}")
+
+    def bind_tcp(self, endpoint: str) -> None:
+        """Binds host:port. Raises OSError's relative zmq.ZMQError."""
+        if endpoint.startswith("["):
+            self.socket.setsockopt(zmq.IPV6, 1)
+        self.socket.bind(f"tcp://{endpoint}")
+
+    def process(self) -> bool:
+        """Serves what has arrived, at most MESSAGES_A_TURN messages; whether there is more.
+
+        libzmq's descriptor fires on changes only, so this is called before every wait of the loop.
+        """
+        for _ in range(MESSAGES_A_TURN):
+            if not self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return False
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return False
+            self._receive(frames)
+        return True
+
+    def _receive(self, frames: list[Any]) -> None:
+        # A REQ client puts an empty frame between its address and the request; it goes back as it came.
+        start = 2 if len(frames) > 2 and len(frames[1]) == 0 else 1
+        body = frames[start:]
+        if not 1 <= len(body) <= messages.MAX_FRAMES - 1:
+            _LOG.debug("a control message of %d frames is dropped", len(frames))
+            return
+        envelope = tuple(frame.bytes for frame in frames[:start])
+        peer = Peer(self, envelope, self._peer_uid(frames[-1]))
+        self._verbs.dispatch(peer, [frame.bytes for frame in body])
+
+    def _peer_uid(self, frame: Any) -> int | None:
+        if not self._knows_peers:
+            return None
+        try:
+            address = frame.get("Peer-Address")
+        except (zmq.ZMQError, KeyError):
+            return None
+        match = _LOCAL_PEER.fullmatch(address)
+        return int(match[1]) if match else None
+
+    def send(self, peer: Peer, frames: list[Any]) -> Any:
+        """Queues a reply; a client that is gone or takes none loses it. Returns a tracker of the last frame's memory,
+        or None where it is free already."""
+        try:
+            self.socket.send_multipart([*peer.envelope, *frames[:-1]], zmq.NOBLOCK | zmq.SNDMORE)
+            return self.socket.send(frames[-1], zmq.NOBLOCK, copy=False, track=True)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH, errno.ENOTSOCK):
+                raise
+            return None
+
+    def close(self) -> None:
+        """Closes the socket; replies that are queued get LINGER_MS to leave."""
+        self.socket.close()

@@ -1,0 +1,243 @@
+"""The native engine as Python objects: options in, counters and events out, status codes as error classes' names.
+
+Nothing here keeps state of its own beyond the handles given out. The cffi calls release the GIL; calls that wait
+(`request`, `drain`) are not for the event loop's thread, except `drain` at the very end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from engramd._engine import ffi, lib
+from engramd.config import Settings
+from engramd.daemon.tables import ServedTable
+from engramd.errors import EngramdError
+
+_ERROR_BYTES = 512
+_LOG = logging.getLogger("engramd")
+_READERS = {"auto": lib.ENGRAM_READER_AUTO, "io_uring": lib.ENGRAM_READER_IO_URING, "pread": lib.ENGRAM_READER_PREAD}
+READER_NAMES = {lib.ENGRAM_READER_IO_URING: "io_uring", lib.ENGRAM_READER_PREAD: "pread"}
+TIER_NAMES = {
+    lib.ENGRAM_TIER_CACHED: "cached",
+    lib.ENGRAM_TIER_LOADING: "loading",
+    lib.ENGRAM_TIER_RESIDENT: "resident",
+}
+# The client raises these classes; statistics and control replies name errors by them.
+ERROR_CLASSES = {
+    lib.ENGRAM_STATUS_ROW_ID: "RowIdError",
+    lib.ENGRAM_STATUS_UNKNOWN_TABLE: "UnknownTable",
+    lib.ENGRAM_STATUS_STALE: "TableMismatch",
+    lib.ENGRAM_STATUS_BUSY: "Busy",
+    lib.ENGRAM_STATUS_TIMEOUT: "RequestTimeout",
+    lib.ENGRAM_STATUS_PAGE_CORRUPT: "PageCorrupt",
+    lib.ENGRAM_STATUS_READ_FAILED: "ReadFailed",
+    lib.ENGRAM_STATUS_BAD_REQUEST: "EngramError",
+    lib.ENGRAM_STATUS_STOPPING: "DaemonLost",
+    lib.ENGRAM_STATUS_LOST: "DaemonLost",
+}
+SLOT_COUNT = 64  # of a session's ring
+
+
+@dataclass(frozen=True)
+class ServedLayer:
+    """A layer under the handle that the engine gave it."""
+
+    handle: int
+    table: ServedTable
+    layer: int
+    rows: int
+    head_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of the engine; fields as in engram_event."""
+
+    kind: int
+    status: int
+    session: int
+    handle: int
+    error_number: int
+    page: int
+    row_id: int
+    text: str
+
+
+class SessionRefused(Exception):
+    """The engine opens no session; `status` is an ENGRAM_STATUS_* for the client."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Engine:
+    """A running engine with the layers of some tables. Raises EngramdError where it cannot be made."""
+
+    def __init__(self, settings: Settings, tables: list[ServedTable]) -> None:
+        error = ffi.new("char[]", _ERROR_BYTES)
+        options = ffi.new("engram_engine_options *")
+        options.dram_bytes = settings.dram_bytes
+        options.arena_bytes = settings.arena_bytes
+        options.arena_limit_bytes = settings.arena_limit_bytes
+        options.session_limit = settings.sessions
+        options.slot_count = SLOT_COUNT
+        options.workers = settings.workers
+        options.reader = _READERS[settings.reader]
+        self._engine = lib.engram_engine_create(options, error, _ERROR_BYTES)
+        if self._engine == ffi.NULL:
+            raise EngramdError(f"the engine does not start: {text_of(error)}")
+        self.layers: list[ServedLayer] = []
+        try:
+            for table in tables:
+                self._add_table(table, error)
+            if lib.engram_engine_start(self._engine, error, _ERROR_BYTES) != 0:
+                raise EngramdError(f"the engine does not start: {text_of(error)}")
+        except BaseException:
+            self.destroy()
+            raise
+        self.by_handle = {layer.handle: layer for layer in self.layers}
+        self.state_descriptor = int(lib.engram_engine_state_descriptor(self._engine))
+        self.event_descriptor = int(lib.engram_engine_event_descriptor(self._engine))
+
+    def _add_table(self, table: ServedTable, error: Any) -> None:
+        manifest = table.manifest
+        for layer, descriptors in zip(manifest.layers, table.descriptors, strict=True):
+            options = ffi.new("engram_layer_options *")
+            options.table_id = manifest.table_id
+            options.generation = manifest.generation
+            options.rows = layer.rows
+            options.layer = layer.layer
+            options.row_bytes = manifest.row_bytes
+            options.value_bytes = manifest.value_bytes
+            options.stripe_pages = manifest.stripe_pages
+            files = ffi.new("int[]", list(descriptors))
+            options.files = files
+            options.file_count = len(descriptors)
+            handle = ffi.new("uint32_t *")
+            if lib.engram_engine_add_layer(self._engine, options, handle, error, _ERROR_BYTES) != 0:
+                raise EngramdError(f"table {table.name} layer {layer.layer}: {text_of(error)}")
+            self.layers.append(ServedLayer(int(handle[0]), table, layer.layer, layer.rows, layer.head_sizes))
+
+    def next_event(self) -> Event | None:
+        """Takes one event, or None."""
+        event = ffi.new("engram_event *")
+        if lib.engram_engine_next_event(self._engine, event) != 1:
+            return None
+        return Event(
+            kind=event.kind,
+            status=event.status,
+            session=event.session,
+            handle=event.handle,
+            error_number=event.error_number,
+            page=event.page,
+            row_id=event.row_id,
+            text=text_of(event.text),
+        )
+
+    def open_session(self, pid: int, uid: int, arena_bytes: int) -> tuple[Any, tuple[int, int, int]]:
+        """(engram_welcome *, (ring, arena, doorbell)); the caller closes the three. Raises SessionRefused."""
+        error = ffi.new("char[]", _ERROR_BYTES)
+        welcome = ffi.new("engram_welcome *")
+        descriptors = ffi.new("engram_session_descriptors *")
+        status = lib.engram_session_open(self._engine, pid, uid, arena_bytes, welcome, descriptors, error, _ERROR_BYTES)
+        if status != 0:
+            raise SessionRefused(status if status > 0 else lib.ENGRAM_STATUS_BUSY, text_of(error))
+        return welcome, (descriptors.ring, descriptors.arena, descriptors.doorbell)
+
+    def start_session(self, session: int) -> None:
+        """Hands a session whose client has mapped the ring to its worker. Raises SessionRefused."""
+        error = ffi.new("char[]", _ERROR_BYTES)
+        status = lib.engram_session_start(self._engine, session, error, _ERROR_BYTES)
+        if status != 0:
+            raise SessionRefused(status if status > 0 else lib.ENGRAM_STATUS_BUSY, text_of(error))
+
+    def close_session(self, session: int) -> None:
+        """Ends a session; returns at once. Unknown ones are ignored."""
+        lib.engram_session_close(self._engine, session)
+
+    def request(self, request: Any, ids: bytes, out: bytearray | None, timeout_ms: int) -> Any:
+        """Serves one engram_request from private memory and returns the engram_failure. Waits; not for the loop."""
+        failure = ffi.new("engram_failure *")
+        target = ffi.NULL if out is None else ffi.from_buffer(out, require_writable=True)
+        failure.status = lib.engram_engine_request(
+            self._engine, request, ffi.from_buffer(ids), target, timeout_ms, failure
+        )
+        return failure
+
+    def layer_counters(self) -> dict[int, dict[str, Any]]:
+        """The fields of engram_layer_counters, by handle."""
+        counters = ffi.new("engram_layer_counters[]", max(1, len(self.layers)))
+        count = min(lib.engram_engine_layer_counters(self._engine, counters, len(self.layers)), len(self.layers))
+        return {counters[index].handle: fields_of(counters[index]) for index in range(count)}
+
+    def session_counters(self) -> list[dict[str, Any]]:
+        """The fields of engram_session_counters of each open session."""
+        capacity = 64
+        while True:
+            counters = ffi.new("engram_session_counters[]", capacity)
+            count = lib.engram_engine_session_counters(self._engine, counters, capacity)
+            if count <= capacity:
+                return [fields_of(counters[index]) for index in range(count)]
+            capacity = count + 64
+
+    def counters(self) -> dict[str, Any]:
+        """The fields of engram_engine_counters."""
+        counters = ffi.new("engram_engine_counters *")
+        lib.engram_engine_read_counters(self._engine, counters)
+        return fields_of(counters[0])
+
+    def drain(self, timeout_ms: int) -> bool:
+        """Refuses new requests and waits for running ones; whether all are done."""
+        return bool(lib.engram_engine_drain(self._engine, timeout_ms) == 0)
+
+    def destroy(self) -> None:
+        """Stops the threads and frees everything. Nothing may be called afterwards; a second call does nothing."""
+        if self._engine != ffi.NULL:
+            lib.engram_engine_destroy(self._engine)
+            self._engine = ffi.NULL
+
+
+def text_of(characters: Any) -> str:
+    """A zero-terminated char array as text."""
+    return str(ffi.string(characters).decode("utf-8", "replace"))
+
+
+def fields_of(structure: Any) -> dict[str, Any]:
+    """A C structure's fields as Python values, arrays as lists: independent of the memory it lies in."""
+    fields: dict[str, Any] = {}
+    for name, field in ffi.typeof(structure).fields:
+        value = getattr(structure, name)
+        if field.type.kind == "array":
+            value = [fields_of(item) if field.type.item.kind == "struct" else item for item in value]
+        fields[name] = value
+    return fields
+
+
+def page_size_note() -> str:
+    """Which pages the row memory will get beyond what the engine reports, from the kernel's setting."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
+            return "4 KiB pages only" if "[never]" in file.read() else "transparent huge pages"
+    except OSError:
+        return "4 KiB pages only"
+
+
+def raise_descriptor_limit() -> None:
+    """Lifts the soft limit on open files to the hard one: each session takes several descriptors."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError) as error:
+            _LOG.warning("the limit on open files stays at %d: %s", soft, error)
+
+
+def reopen(descriptor: int) -> int:
+    """A read-only descriptor of the same memory, with an open file description that no two clients share."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,76 @@
+"""The engine's events become log lines, and a session that broke the protocol ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+
+from engramd._engine import lib
+from engramd.daemon.engine import ERROR_CLASSES, Engine, Event
+from engramd.daemon.ring_listener import RingListener
+
+EVENTS_A_TURN = 256
+REMEMBERED_PAGES = 4096
+_LOG = logging.getLogger("engramd")
+
+
+class EventLog:
+    """Takes events off the engine. Event loop's thread only."""
+
+    def __init__(self, engine: Engine, listener: RingListener) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._pages: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+
+    def process(self) -> bool:
+        """Handles what has happened, at most EVENTS_A_TURN events; whether there is more."""
+        try:
+            os.eventfd_read(self._engine.event_descriptor)
+        except BlockingIOError:
+            return False
+        for _ in range(EVENTS_A_TURN):
+            event = self._engine.next_event()
+            if event is None:
+                return False
+            self._handle(event)
+        # The count was taken with the first read: what is left must make the descriptor readable again.
+        os.eventfd_write(self._engine.event_descriptor, 1)
+        return True
+
+    def _handle(self, event: Event) -> None:
+        if event.kind == lib.ENGRAM_EVENT_VIOLATION:
+            self._listener.close_session(event.session, f"broke the ring protocol: {event.text}")
+        elif event.kind == lib.ENGRAM_EVENT_PAGE:
+            self._page(event)
+        elif event.kind == lib.ENGRAM_EVENT_RESIDENT:
+            bad = f"; {event.row_id} bad pages are left to NVMe" if event.row_id > 0 else ""
+            _LOG.info("%s is resident in DRAM%s", self._where(event.handle), bad)
+        elif event.kind == lib.ENGRAM_EVENT_READER:
+            _LOG.info("reader: %s", event.text)
+        else:
+            _LOG.debug("unknown event %s", event)
+
+    def _page(self, event: Event) -> None:
+        """One line for each page and kind of failure, however often it is asked for."""
+        key = (event.handle, event.page, event.status)
+        if key in self._pages:
+            self._pages.move_to_end(key)
+            return
+        self._pages[key] = None
+        if len(self._pages) > REMEMBERED_PAGES:
+            self._pages.popitem(last=False)
+        reason = ERROR_CLASSES.get(event.status, f"status {event.status}")
+        if event.status == lib.ENGRAM_STATUS_READ_FAILED:
+            reason += f", {os.strerror(abs(event.error_number))}"
+        _LOG.error(
+            "%s: page %d cannot be served (%s, row %d); `engramd verify` checks the whole table",
+            self._where(event.handle),
+            event.page,
+            reason,
+            event.row_id,
+        )
+
+    def _where(self, handle: int) -> str:
+        layer = self._engine.by_handle.get(handle)
+        return f"table {layer.table.name} layer {layer.layer}" if layer else f"handle {handle}"

@@ -1,0 +1,366 @@
+"""The ring socket: handshakes, the lifetime of sessions, and catalogue requests.
+
+One connection is one session. Everything a client sends here is hostile: one message of at most 4,096 bytes is read at
+a time without ever waiting, no descriptor is accepted, and a connection that says neither a valid hello nor, after its
+welcome, `mapped` within five seconds is closed. What clients can make the daemon hold (connections, sessions, memory)
+is limited in all and for each uid. Event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import selectors
+import socket
+import struct
+import termios
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from engramd._engine import ffi, lib
+from engramd.daemon.catalogue import Catalogue
+from engramd.daemon.engine import Engine, SessionRefused, reopen
+from engramd.daemon.session_quota import SessionQuota
+
+HANDSHAKE_DEADLINE_S = 5.0
+MAX_PENDING = 128  # connections that have not said hello
+ACCEPTS_A_TURN = 32
+ACCEPT_PAUSE_S = 0.1  # without descriptors, look again after this long
+_LOG = logging.getLogger("engramd")
+_MESSAGE_BYTES = lib.ENGRAM_MESSAGE_MAX_BYTES
+_HEADER_BYTES = ffi.sizeof("engram_message")
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(eq=False)
+class Connection:
+    """One client's connection. `session` is 0 until its hello was accepted; `is_open` once it has mapped the ring."""
+
+    socket: socket.socket
+    pid: int
+    uid: int
+    deadline: float
+    session: int = 0
+    is_open: bool = False
+    memory_bytes: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"client{name} (pid {self.pid}, uid {self.uid})"
+
+
+class Violation(Exception):
+    """The client broke the protocol; the text goes to the log and to the client, and the connection ends."""
+
+
+class RingListener:
+    """Accepts connections from `listener` and turns them into sessions of `engine`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        engine: Engine,
+        catalogue: Catalogue,
+        quota: SessionQuota,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._listener = listener
+        self._engine = engine
+        self._catalogue = catalogue
+        self._quota = quota
+        self._selector = selector
+        self._pending: dict[Connection, None] = {}  # no hello yet; oldest first
+        self._mapping: dict[Connection, None] = {}  # welcomed, not yet mapped; oldest first
+        self._sessions: dict[int, Connection] = {}
+        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._accept_again_at: float | None = None
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    # The loop calls these.
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do (time.monotonic), or None."""
+        oldest = [next(iter(waiting)).deadline for waiting in (self._pending, self._mapping) if waiting]
+        if self._accept_again_at is not None:
+            oldest.append(self._accept_again_at)
+        return min(oldest, default=None)
+
+    def expire(self, now: float) -> None:
+        """Closes connections whose next handshake message is overdue; resumes accepting after a pause."""
+        overdue = [one for waiting in (self._pending, self._mapping) for one in waiting if one.deadline <= now]
+        for connection in overdue:
+            # What has arrived counts, however late this loop comes to look at it.
+            self._receive(connection)
+            if connection.socket.fileno() >= 0 and connection.deadline <= now and not connection.is_open:
+                missing = "mapped its ring" if connection.session else "said hello"
+                self._drop(connection, f"has not {missing} within {HANDSHAKE_DEADLINE_S:g} s")
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def close_session(self, session: int, why: str) -> None:
+        """Ends a session of which the engine says that it broke the protocol. The client sees the socket's end."""
+        connection = self._sessions.get(session)
+        if connection is not None:
+            self._drop(connection, why)
+
+    def stop_accepting(self) -> None:
+        """Closes the listener; open sessions stay."""
+        if self._listener.fileno() >= 0:
+            if self._accept_again_at is None:
+                self._selector.unregister(self._listener)
+            self._accept_again_at = None
+            self._listener.close()
+        for connection in [*self._pending, *self._mapping]:
+            self._drop(connection, "the daemon is stopping", lib.ENGRAM_STATUS_STOPPING)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.stop_accepting()
+        for connection in list(self._sessions.values()):
+            self._drop(connection, None)
+        if self._spare_descriptor >= 0:
+            os.close(self._spare_descriptor)
+            self._spare_descriptor = -1
+
+    # Accepting.
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue  # gone before we looked
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                self._refuse_without_descriptors(error)
+                return
+            self._admit(accepted)
+
+    def _admit(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        pid, uid, _ = struct.unpack("iII", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        connection = Connection(accepted, pid, uid, time.monotonic() + HANDSHAKE_DEADLINE_S)
+        if len(self._pending) >= MAX_PENDING:
+            self._make_room()
+        self._pending[connection] = None
+        self._selector.register(accepted, selectors.EVENT_READ, lambda: self._receive(connection))
+        self._receive(connection)  # a client's hello is usually there already
+
+    def _make_room(self) -> None:
+        """Ends the oldest silent connection of the uid that has most of them: silence cannot keep others out."""
+        uid, _ = Counter(connection.uid for connection in self._pending).most_common(1)[0]
+        oldest = next(connection for connection in self._pending if connection.uid == uid)
+        self._receive(oldest)
+        if oldest in self._pending:
+            text = f"{MAX_PENDING} connections have not said hello, the limit"
+            self._drop(oldest, text, lib.ENGRAM_STATUS_BUSY)
+
+    def _refuse_without_descriptors(self, error: OSError) -> None:
+        """Takes one connection with the spare descriptor, to tell it why; then pauses, as poll would fire at once."""
+        _LOG.error("a connection is refused: %s (raise LimitNOFILE or ulimit -n)", error.strerror)
+        if self._spare_descriptor >= 0:
+            os.close(self._spare_descriptor)
+            self._spare_descriptor = -1
+        try:
+            accepted, _ = self._listener.accept()
+            with accepted:
+                accepted.setblocking(False)
+                _send_refused(accepted, lib.ENGRAM_STATUS_BUSY, "the daemon has no file descriptors left")
+        except OSError:
+            _LOG.debug("no connection to refuse", exc_info=True)
+        try:
+            self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            _LOG.debug("no spare descriptor", exc_info=True)
+        self._selector.unregister(self._listener)
+        self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
+
+    # Messages.
+
+    def _receive(self, connection: Connection) -> None:
+        """Reads one message where one is there. Without room for control data the kernel installs no descriptor that
+        came along: it drops them and sets MSG_CTRUNC."""
+        try:
+            data, _, flags, _ = connection.socket.recvmsg(_MESSAGE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._drop(connection, None if isinstance(error, ConnectionError) else error.strerror)
+            return
+        if not data and not flags & socket.MSG_CTRUNC:
+            self._drop(connection, None)
+            return
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise Violation("sent file descriptors")
+            if flags & socket.MSG_TRUNC:
+                raise Violation(f"sent a message of more than {_MESSAGE_BYTES} bytes")
+            self._message(connection, _kind_of(data), data)
+        except Violation as violation:
+            self._drop(connection, str(violation))
+        except SessionRefused as refusal:
+            self._drop(connection, str(refusal), refusal.status)
+
+    def _message(self, connection: Connection, kind: int, data: bytes) -> None:
+        if not connection.session:
+            if kind != lib.ENGRAM_KIND_HELLO:
+                raise Violation(f"began with a message of kind {kind} instead of hello")
+            self._hello(connection, data)
+        elif kind == lib.ENGRAM_KIND_MAPPED and not connection.is_open:
+            _check_length(data, _HEADER_BYTES)
+            self._engine.start_session(connection.session)
+            del self._mapping[connection]
+            connection.is_open = True
+            _LOG.info("%s: session %d", connection, connection.session)
+        elif kind == lib.ENGRAM_KIND_CATALOGUE_REQUEST and connection.is_open:
+            _check_length(data, _HEADER_BYTES)
+            self._send_catalogue(connection)
+        else:
+            names = {lib.ENGRAM_KIND_HELLO: "hello", lib.ENGRAM_KIND_MAPPED: "mapped"}
+            raise Violation(f"sent {names.get(kind, f'a message of kind {kind}')} where it has no place")
+
+    def _hello(self, connection: Connection, data: bytes) -> None:
+        _check_length(data, ffi.sizeof("engram_hello"))
+        hello = ffi.new("engram_hello *")
+        ffi.buffer(hello)[:] = data
+        connection.name = _printable(bytes(ffi.buffer(hello.client_name)))
+        low, high = hello.version_min, hello.version_max
+        ours = lib.ENGRAM_PROTOCOL_VERSION
+        if low > high:
+            raise Violation(f"speaks protocol versions {low} to {high}, which is no range")
+        if not low <= ours <= high:
+            raise Violation(
+                f"speaks protocol versions {low} to {high}, this daemon {ours} to {ours}: "
+                f"update {'the daemon' if low > ours else 'the client'}"
+            )
+        self._quota.check(connection.uid)
+        welcome, descriptors = self._engine.open_session(connection.pid, connection.uid, hello.arena_bytes)
+        try:
+            connection.session = int(welcome.session)
+            connection.memory_bytes = int(welcome.geometry.arena_bytes + welcome.geometry.ring_bytes)
+            self._quota.add(connection.uid, connection.memory_bytes)
+            del self._pending[connection]
+            connection.deadline = time.monotonic() + HANDSHAKE_DEADLINE_S
+            self._mapping[connection] = None
+            self._sessions[connection.session] = connection
+            self._send_welcome(connection, welcome, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _send_welcome(self, connection: Connection, welcome: Any, descriptors: tuple[int, int, int]) -> None:
+        _fill_header(welcome, lib.ENGRAM_KIND_WELCOME)
+        welcome.version = lib.ENGRAM_PROTOCOL_VERSION
+        welcome.daemon_pid = os.getpid()
+        welcome.catalogue_bytes = self._catalogue.bytes
+        places = [-1] * lib.ENGRAM_FD_COUNT
+        places[lib.ENGRAM_FD_RING], places[lib.ENGRAM_FD_ARENA], places[lib.ENGRAM_FD_DOORBELL] = descriptors
+        opened: list[int] = []
+        try:
+            for place, shared in (
+                (lib.ENGRAM_FD_STATE, self._engine.state_descriptor),
+                (lib.ENGRAM_FD_CATALOGUE, self._catalogue.descriptor),
+            ):
+                places[place] = reopen(shared)
+                opened.append(places[place])
+            socket.send_fds(connection.socket, [bytes(ffi.buffer(welcome))], places)
+        except OSError as error:
+            text = f"cannot be given the session's memory: {error.strerror}"
+            raise SessionRefused(lib.ENGRAM_STATUS_BUSY, text) from None
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _send_catalogue(self, connection: Connection) -> None:
+        unread = struct.unpack("i", fcntl.ioctl(connection.socket, termios.TIOCOUTQ, bytes(4)))[0]
+        if unread:  # descriptors in flight count against us
+            raise Violation("asks for the catalogue again without having read the last answer")
+        message = ffi.new("engram_catalogue_message *")
+        _fill_header(message, lib.ENGRAM_KIND_CATALOGUE)
+        message.catalogue_bytes = self._catalogue.bytes
+        try:
+            catalogue = reopen(self._catalogue.descriptor)
+            try:
+                socket.send_fds(connection.socket, [bytes(ffi.buffer(message))], [catalogue])
+            finally:
+                os.close(catalogue)
+        except OSError as error:
+            # The daemon is out of descriptors or memory: a new session is the client's way out.
+            raise SessionRefused(lib.ENGRAM_STATUS_BUSY, f"cannot be sent the catalogue: {error.strerror}") from None
+
+    # Ends.
+
+    def _drop(self, connection: Connection, why: str | None, status: int = lib.ENGRAM_STATUS_BAD_REQUEST) -> None:
+        """Ends a connection, and its session at once. `why` None: the client left, nothing to report."""
+        if connection.socket.fileno() < 0:
+            return
+        if why is not None:
+            _LOG.warning("%s: %s; connection closed", connection, why)
+            _send_refused(connection.socket, status, why)
+        elif connection.session:
+            _LOG.info("%s: session %d ended", connection, connection.session)
+        self._pending.pop(connection, None)
+        self._mapping.pop(connection, None)
+        if connection.session:
+            del self._sessions[connection.session]
+            self._quota.remove(connection.uid, connection.memory_bytes)
+            self._engine.close_session(connection.session)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+
+def _kind_of(data: bytes) -> int:
+    """The kind of a message whose header is right. Raises Violation."""
+    if len(data) < _HEADER_BYTES:
+        raise Violation(f"sent {len(data)} bytes, less than a message's header of {_HEADER_BYTES}")
+    header = ffi.new("engram_message *")
+    ffi.buffer(header)[:] = data[:_HEADER_BYTES]
+    if header.magic != lib.ENGRAM_MESSAGE_MAGIC:
+        raise Violation(f"sent a message with magic {header.magic:#010x}, not {lib.ENGRAM_MESSAGE_MAGIC:#010x}")
+    if header.version != lib.ENGRAM_PROTOCOL_VERSION:
+        raise Violation(
+            f"sent a message of layout version {header.version}; this daemon speaks {lib.ENGRAM_PROTOCOL_VERSION}"
+        )
+    if header.bytes != len(data):
+        raise Violation(f"sent {len(data)} bytes in a message that says {header.bytes}")
+    return int(header.kind)
+
+
+def _check_length(data: bytes, expected: int) -> None:
+    if len(data) != expected:
+        raise Violation(f"sent a message of {len(data)} bytes where its kind takes {expected}")
+
+
+def _fill_header(message: Any, kind: int) -> None:
+    message.message.magic = lib.ENGRAM_MESSAGE_MAGIC
+    message.message.version = lib.ENGRAM_PROTOCOL_VERSION
+    message.message.kind = kind
+    message.message.bytes = ffi.sizeof(ffi.typeof(message).item)
+
+
+def _send_refused(target: socket.socket, status: int, text: str) -> None:
+    """Tells a client why, if it listens; it may be gone or may not read, and neither is our concern."""
+    refused = ffi.new("engram_refused *")
+    _fill_header(refused, lib.ENGRAM_KIND_REFUSED)
+    refused.status = status
+    limit = ffi.sizeof(refused.text) - 1
+    refused.text = text.encode()[:limit].decode("utf-8", "ignore").encode()
+    try:
+        target.send(bytes(ffi.buffer(refused)), socket.MSG_NOSIGNAL)
+    except OSError:
+        _LOG.debug("a refusal was not taken", exc_info=True)
+
+
+def _printable(name: bytes) -> str:
+    """A client's name for the log: one line, whatever it sent."""
+    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,216 @@
+"""The daemon: start-up in order, one event loop, an orderly end.
+
+Threads: this module's loop runs on the main thread and owns all sockets; the engine has its workers, libzmq its I/O
+thread, and a small pool waits for control requests. Nothing in start-up depends on the size of a table.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+
+from engramd.config import Settings
+from engramd.daemon import notify, sockets
+from engramd.daemon.tables import ServedTable, open_tables
+from engramd.errors import EngramdError
+from engramd.sizes import format_size
+
+DRAIN_TIMEOUT_S = 10.0
+DRAIN_SLICE_MS = 50
+POOL_THREADS = 4
+POOL_QUEUE_LIMIT = 256
+_LOG = logging.getLogger("engramd")
+
+
+def check(settings: Settings) -> str:
+    """Opens everything that serving would open, and closes it again. Returns a sentence; raises EngramdError."""
+    path = sockets.server_path(settings.socket)
+    _set_up_logging(settings)
+    tables = open_tables(settings.tables)
+    try:
+        return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
+    finally:
+        for table in tables:
+            table.close()
+
+
+def serve(settings: Settings) -> int:
+    """Serves until a signal or the shutdown verb, drains, stops. Returns the exit status; raises EngramdError."""
+    _set_up_logging(settings)
+    with ExitStack() as cleanup:
+        return Service(settings, cleanup).run()
+
+
+class Service:
+    """One daemon. What it opens is closed by `cleanup`, in the reverse order."""
+
+    def __init__(self, settings: Settings, cleanup: ExitStack) -> None:
+        self._stop_reason: str | None = None
+        self._settings = settings
+        # Signals first, so that one during start-up ends in an orderly way too.
+        self._wakeup = _signal_wakeup(cleanup, self._on_signal)
+        self._sockets = cleanup.enter_context(sockets.SocketPair(sockets.server_path(settings.socket)))
+        tables = open_tables(settings.tables)
+        for table in tables:
+            cleanup.callback(table.close)
+        # Native code is loaded only now: a wrong table or a taken socket is told without waiting for it.
+        from engramd.daemon import engine, events, ring_listener
+        from engramd.daemon.catalogue import Catalogue
+        from engramd.daemon.session_quota import SessionQuota
+
+        engine.raise_descriptor_limit()
+        self._engine = engine.Engine(settings, tables)
+        cleanup.callback(self._engine.destroy)
+        for table in tables:
+            table.close()
+        catalogue = Catalogue(self._engine.layers)
+        cleanup.callback(catalogue.close)
+        self._selector = cleanup.enter_context(selectors.DefaultSelector())
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._drain_wakeup)
+        quota = SessionQuota(settings.sessions, settings.arena_limit_bytes)
+        self._ring = ring_listener.RingListener(self._sockets.ring, self._engine, catalogue, quota, self._selector)
+        cleanup.callback(self._ring.close)
+        self._events = events.EventLog(self._engine, self._ring)
+        self._selector.register(self._engine.event_descriptor, selectors.EVENT_READ, lambda: None)
+        self._start_control(cleanup)
+        self._tables = tables
+
+    def _start_control(self, cleanup: ExitStack) -> None:
+        import zmq
+
+        from engramd.daemon.control import ControlEndpoint, Verbs
+        from engramd.daemon.stats import Statistics
+        from engramd.daemon.worker_pool import WorkerPool
+
+        self._pool = WorkerPool(POOL_THREADS, POOL_QUEUE_LIMIT)
+        cleanup.callback(self._pool.close)
+        self._selector.register(self._pool.descriptor, selectors.EVENT_READ, self._pool.collect)
+        context = zmq.Context(1)
+        cleanup.callback(context.term)
+        verbs = Verbs(self._engine, self._pool, Statistics(self._engine), self.stop)
+        local = ControlEndpoint(context, verbs, knows_peers=True)
+        cleanup.callback(local.close)
+        local.bind_listener(self._sockets.path, self._sockets.control.detach())
+        self._endpoints = [local]
+        if self._settings.tcp is not None:
+            remote = ControlEndpoint(context, verbs, knows_peers=False)
+            cleanup.callback(remote.close)
+            try:
+                remote.bind_tcp(self._settings.tcp)
+            except zmq.ZMQError as error:
+                raise EngramdError(f"tcp {self._settings.tcp}: cannot be bound: {error.strerror}") from None
+            self._endpoints.append(remote)
+        for endpoint in self._endpoints:
+            self._selector.register(endpoint.descriptor, selectors.EVENT_READ, lambda: None)
+
+    def run(self) -> int:
+        """The event loop; returns the exit status once everything has drained."""
+        _LOG.info("%s", self._ready_line())
+        notify.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_describe_tables(self._tables)}")
+        while self._stop_reason is None:
+            self._turn(None)
+        _LOG.info("stopping: %s", self._stop_reason)
+        notify.notify("STOPPING=1")
+        self._drain()
+        return 0
+
+    def stop(self, reason: str) -> None:
+        """Ends the loop after this turn."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+
+    def _turn(self, longest_s: float | None) -> None:
+        """Serves what is there, then waits for the next thing, at most `longest_s`."""
+        more = self._events.process()
+        for endpoint in self._endpoints:
+            more |= endpoint.process()
+        now = time.monotonic()
+        deadline = self._ring.next_deadline()
+        waits = [longest_s] if longest_s is not None else []
+        if deadline is not None:
+            waits.append(max(0.0, deadline - now))
+        if more or self._stop_reason is not None:
+            waits.append(0.0)
+        for key, _ in self._selector.select(min(waits, default=None)):
+            handler: Callable[[], None] = key.data
+            handler()
+        self._ring.expire(time.monotonic())
+
+    def _drain(self) -> None:
+        """Lets running requests finish: new ones are refused, nothing is waited for longer than DRAIN_TIMEOUT_S. A
+        second signal cuts it short."""
+        self._sockets.unlink()
+        self._ring.stop_accepting()
+        first_reason, self._stop_reason = self._stop_reason, None
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        drained = False
+        while not (drained and self._pool.is_idle):
+            if time.monotonic() >= deadline or self._stop_reason is not None:
+                _LOG.warning("not all requests finished after %s; stopping anyway", self._stop_reason or first_reason)
+                break
+            drained = self._engine.drain(DRAIN_SLICE_MS)
+            self._turn(0.0 if drained and self._pool.is_idle else 0.001)
+        else:
+            _LOG.info("drained")
+
+    def _ready_line(self) -> str:
+        from engramd.daemon.engine import READER_NAMES, page_size_note
+
+        counters = self._engine.counters()
+        covered = sum(table.manifest.logical_bytes for table in self._tables) <= self._settings.dram_bytes
+        huge = counters["hugetlb_bytes"]
+        pages = f"{format_size(huge)} of reserved huge pages" if huge else page_size_note()
+        return (
+            f"serving {_describe_tables(self._tables)} "
+            f"{'from NVMe until all of it is resident' if covered else 'from NVMe through a row cache'}; "
+            f"reader {READER_NAMES.get(counters['reader'], 'none')}, {counters['workers']} worker(s); "
+            f"DRAM budget {format_size(self._settings.dram_bytes)}, {pages}; socket {self._sockets.path}"
+        )
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop(signal.Signals(number).name)
+
+    def _drain_wakeup(self) -> None:
+        while True:
+            try:
+                if len(os.read(self._wakeup, 4096)) < 4096:
+                    return
+            except BlockingIOError:
+                return
+
+
+def _describe_tables(tables: list[ServedTable]) -> str:
+    shown = [
+        f"{table.name} (layers {', '.join(map(str, table.layers[:8]))}{', ...' if len(table.layers) > 8 else ''}: "
+        f"{table.manifest.rows:,} rows of {table.manifest.row_bytes} B, {format_size(table.manifest.logical_bytes)})"
+        for table in tables[:8]
+    ]
+    return ", ".join(shown) + (f" and {len(tables) - 8} more tables" if len(tables) > 8 else "")
+
+
+def _signal_wakeup(cleanup: ExitStack, handler: Callable[[int, FrameType | None], None]) -> int:
+    """Installs handlers for SIGTERM and SIGINT; returns a descriptor that turns readable with each."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    cleanup.callback(os.close, reader)
+    cleanup.callback(os.close, writer)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    cleanup.callback(signal.set_wakeup_fd, previous)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.signal(number, handler)
+        cleanup.callback(signal.signal, number, before)
+    return reader
+
+
+def _set_up_logging(settings: Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(settings.log_level.upper())
+    _LOG.propagate = False

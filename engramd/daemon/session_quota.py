@@ -1,0 +1,45 @@
+"""How much of the sessions and their memory one uid may hold, so that another uid always finds room.
+
+The engine enforces the limits for all; here is the share of each uid: three quarters of either.
+"""
+
+from __future__ import annotations
+
+from engramd._engine import lib
+from engramd.daemon.engine import SessionRefused
+from engramd.sizes import format_size
+
+
+class SessionQuota:
+    """Counts open sessions and the bytes of their arenas and rings by uid. Event loop's thread only."""
+
+    def __init__(self, session_limit: int, memory_limit_bytes: int) -> None:
+        self._session_limit = max(1, session_limit * 3 // 4)
+        self._memory_limit_bytes = memory_limit_bytes * 3 // 4
+        self._by_uid: dict[int, tuple[int, int]] = {}
+
+    def check(self, uid: int) -> None:
+        """Raises SessionRefused where the uid's share is used up. The first session of a uid is never refused here."""
+        sessions, memory_bytes = self._by_uid.get(uid, (0, 0))
+        if sessions >= self._session_limit:
+            raise SessionRefused(
+                lib.ENGRAM_STATUS_BUSY,
+                f"uid {uid} has {sessions} sessions open, the limit for one uid (three quarters of --sessions)",
+            )
+        if sessions and memory_bytes + memory_bytes // sessions > self._memory_limit_bytes:
+            raise SessionRefused(
+                lib.ENGRAM_STATUS_BUSY,
+                f"uid {uid} has {sessions} sessions with {format_size(memory_bytes)} of arenas and rings open, and one "
+                "more would exceed the limit for one uid (three quarters of --arena-limit)",
+            )
+
+    def add(self, uid: int, memory_bytes: int) -> None:
+        sessions, held = self._by_uid.get(uid, (0, 0))
+        self._by_uid[uid] = sessions + 1, held + memory_bytes
+
+    def remove(self, uid: int, memory_bytes: int) -> None:
+        sessions, held = self._by_uid[uid]
+        if sessions == 1:
+            del self._by_uid[uid]
+        else:
+            self._by_uid[uid] = sessions - 1, held - memory_bytes

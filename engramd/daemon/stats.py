@@ -1,0 +1,131 @@
+"""The daemon's statistics as one JSON object: what `engramd stats --json` and `client.stats()` give."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from engramd import __version__
+from engramd._engine import lib
+from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine
+
+LATENCY_CLASSES = ("1-256", "257-4096", "4097-65536", "65537-")
+_LAYER_COUNTERS = (
+    "rows_total",
+    "requests",
+    "rows",
+    "rows_zero",
+    "dram_hits",
+    "dram_misses",
+    "rows_failed",
+    "rows_unique",
+    "nvme_reads",
+    "prefetch_reads",
+    "background_reads",
+)
+
+
+class Statistics:
+    """Assembles the object from the engine's counters. Any thread; reading smaps takes a while in a large process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._started_at = time.monotonic()
+
+    def __call__(self) -> dict[str, Any]:
+        counters = self._engine.counters()
+        return {
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self._started_at, 3),
+            "pid": os.getpid(),
+            "tables": self._tables(),
+            "dram": {
+                "budget_bytes": counters["budget_bytes"],
+                "used_bytes": counters["used_bytes"],
+                "metadata_bytes": counters["metadata_bytes"],
+                "huge_bytes": counters["hugetlb_bytes"] + transparent_huge_bytes(),
+                "rows_cached": counters["rows_cached"],
+            },
+            "arenas": {
+                "count": counters["arena_count"],
+                "bytes": counters["arena_bytes"],
+                "limit_bytes": counters["arena_limit_bytes"],
+            },
+            "reader": {
+                "kind": READER_NAMES.get(counters["reader"], "none"),
+                "workers": counters["workers"],
+                "in_flight_cap": counters["in_flight_cap"],
+                "in_flight": counters["in_flight"],
+                "prefetch_dropped_rows": counters["prefetch_dropped_rows"],
+            },
+            "latency_us": {
+                name: {
+                    "count": latency["count"],
+                    "p50": latency["p50_us"],
+                    "p99": latency["p99_us"],
+                    "p999": latency["p999_us"],
+                }
+                for name, latency in zip(LATENCY_CLASSES, counters["latency"], strict=True)
+            },
+            "sessions": [
+                {
+                    "pid": session["pid"],
+                    "uid": session["uid"],
+                    "since_s": round(session["since_s"], 3),
+                    "requests": session["requests"],
+                    "rows": session["rows"],
+                    "waiting": session["waiting"],
+                }
+                for session in self._engine.session_counters()
+            ],
+        }
+
+    def _tables(self) -> list[dict[str, Any]]:
+        counters = self._engine.layer_counters()
+        tables: dict[str, dict[str, Any]] = {}
+        for layer in self._engine.layers:
+            manifest = layer.table.manifest
+            table = tables.setdefault(
+                layer.table.name,
+                {
+                    "name": layer.table.name,
+                    "identity": manifest.identity,
+                    "generation": manifest.generation,
+                    "path": manifest.directory,
+                    "row_bytes": manifest.row_bytes,
+                    "layers": [],
+                },
+            )
+            found = counters[layer.handle]
+            table["layers"].append(
+                {
+                    "layer": layer.layer,
+                    "tier": TIER_NAMES[found["tier"]],
+                    **{name: found[name] for name in _LAYER_COUNTERS},
+                    "errors": _errors(found["errors"]),
+                }
+            )
+        return list(tables.values())
+
+
+def _errors(by_status: list[int]) -> dict[str, int]:
+    """Failed requests by error class; classes without any are left out."""
+    errors: dict[str, int] = {}
+    for status, count in enumerate(by_status):
+        if count and status not in (lib.ENGRAM_STATUS_EMPTY, lib.ENGRAM_STATUS_OK):
+            name = ERROR_CLASSES.get(status, "EngramError")
+            errors[name] = errors.get(name, 0) + count
+    return errors
+
+
+def transparent_huge_bytes() -> int:
+    """This process's anonymous memory in transparent huge pages, 0 where the kernel does not say."""
+    try:
+        with open("/proc/self/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"AnonHugePages:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return 0
+    return 0
