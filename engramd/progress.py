@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: one line that rewrites itself on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of long work on stderr: a line that rewrites itself on a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def read_header(path: str) -> Shard:
                 raise EngramdError(f"{path}: not a regular file")
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or 8 + length > found.st_size and length <= MAX_HEADER_BYTES:
+            if len(prefix) < 8 or (8 + length > found.st_size and length <= MAX_HEADER_BYTES):
                 raise EngramdError(f"{path}: truncated: {found.st_size} bytes do not hold the safetensors header")
             if length > MAX_HEADER_BYTES:
                 raise EngramdError(f"{path}: header of {length} bytes (the limit is {MAX_HEADER_BYTES})")

@@ -18,8 +18,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "pack",
         help="pack a checkpoint's embedding tables",
-        description="Writes the next generation of the table at TABLE. Interrupted at any moment, the same command goes "
-        "on; the table changes only when the new generation is complete.",
+        description="Writes the next generation of the table at TABLE. Interrupted at any moment, the same command "
+        "goes on; the table changes only when the new generation is complete.",
     )
     parser.add_argument(
         "checkpoint",

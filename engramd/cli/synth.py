@@ -17,8 +17,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "synth",
         help="make a synthetic checkpoint whose rows anybody can compute",
-        description="Writes a checkpoint with the real tensor names, dtypes, config fields and shard names to DIR; with "
-        "--packed, a sparse packed table with only the pages of each head's first and last row.",
+        description="Writes a checkpoint with the real tensor names, dtypes, config fields and shard names to DIR; "
+        "with --packed, a sparse packed table with only the pages of each head's first and last row.",
     )
     parser.add_argument("directory", metavar="DIR", nargs="?", help="directory of the checkpoint; made if need be")
     parser.add_argument("--packed", metavar="TABLE", help="make a sparse packed table there instead")

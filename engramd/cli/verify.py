@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     only = " (a sparse table: only these exist)" if manifest.sparse else ""
     compared = " and compared with the checkpoint" if source else ""
     print(
-        f"verified {manifest.directory} generation {manifest.generation}: {report.pages} pages{only}, {report.rows} rows"
-        f"{compared}, {format_size(report.bytes)} in {took:.1f} s ({report.bytes / took / 1e6:.0f} MB/s): "
-        f"{report.bad_pages} bad"
+        f"verified {manifest.directory} generation {manifest.generation}: {report.pages} pages{only}, "
+        f"{report.rows} rows{compared}, {format_size(report.bytes)} in {took:.1f} s "
+        f"({report.bytes / took / 1e6:.0f} MB/s): {report.bad_pages} bad"
     )
     if report.bad_pages:
         raise EngramdError(f"{manifest.directory}: {report.bad_pages} of {report.pages} pages are bad; pack it again")

@@ -1,8 +1,8 @@
-"""A checkpoint with the tensor names, dtypes, config fields and shard names of DeepSeek-V4.1-Flash, and rows that anybody
-can compute (docs/table_format.md, "Synthetic rows").
+"""A checkpoint with the tensor names, dtypes, config fields and shard names of DeepSeek-V4.1-Flash, and rows that
+anybody can compute (docs/table_format.md, "Synthetic rows").
 
-As in the real one, layer 1's tensors are in shard 47 of 48 and layer 14's in shard 48, weight data begins at an unaligned
-byte of its shard, scales lie far behind their weights, and other small tensors are in the same shards.
+As in the real one, layer 1's tensors are in shard 47 of 48 and layer 14's in shard 48, weight data begins at an
+unaligned byte of its shard, scales lie far behind their weights, and other small tensors are in the same shards.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def engram_fields(vocab_size: int) -> dict[str, int | list[int]]:
 
 
 def write_checkpoint(directory: str, vocab_size: int, seed: int, files: Files | None = None) -> int:
-    """Writes the checkpoint; returns its bytes of tensor data. An earlier synthetic checkpoint there is replaced file by
-    file; any other content is refused. Raises EngramdError."""
+    """Writes the checkpoint; returns its bytes of tensor data. An earlier synthetic checkpoint there is replaced file
+    by file; any other content is refused. Raises EngramdError."""
     files = files or Files()
     check_seed(seed)
     directory = os.path.abspath(directory)
@@ -104,7 +104,7 @@ def write_checkpoint(directory: str, vocab_size: int, seed: int, files: Files | 
                 f"{directory}: not enough space: {format_size(total)} are needed, "
                 f"{format_size(found.f_bavail * found.f_frsize)} are free"
             )
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         with Progress("synthesising", total) as progress:
             for number, tensors in shards.items():
                 name = f"model-{number:05}-of-{SHARDS:06}.safetensors"

@@ -53,8 +53,8 @@ def write_sparse(
     hash_fields: dict[str, int | list[int]] | None = None,
     files: Files | None = None,
 ) -> Manifest:
-    """Publishes a sparse table at `directory` (the next generation, where there is a table) with synthetic rows. Any rows
-    and parts that the format holds, for instance 16-byte rows beyond 2^31 of them. Raises EngramdError."""
+    """Publishes a sparse table at `directory` (the next generation, where there is a table) with synthetic rows. Any
+    rows and parts that the format holds, for instance 16-byte rows beyond 2^31 of them. Raises EngramdError."""
     files = files or Files()
     checkpoint.check_seed(seed)
     row_bytes = sum(part.bytes for part in parts)

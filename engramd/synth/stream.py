@@ -64,7 +64,7 @@ class Stream:
             self._used = 0
             self._slot = self._behind.take()
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while len(view):
             room = self.room()

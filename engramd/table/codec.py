@@ -142,7 +142,7 @@ def synth_rows(
 def head_sizes(vocab_size: int, layers: int, max_ngram: int, heads: int) -> Sequence[tuple[int, ...]]:
     """The head sizes (primes) of each layer, in hash column order; raises EngramdError where they are out of range."""
     columns = (max_ngram - 1) * heads
-    if not (1 <= layers <= 256 and 2 <= max_ngram <= 8 and 1 <= heads and layers * columns <= 1 << 16):
+    if not (1 <= layers <= 256 and 2 <= max_ngram <= 8 and heads >= 1 and layers * columns <= 1 << 16):
         raise EngramdError(f"no head sizes for {layers} layers, n-grams up to {max_ngram} and {heads} heads")
     out = ffi.new("int64_t[]", layers * columns)
     if not 1 <= vocab_size < 1 << 62 or lib.engram_head_sizes(vocab_size, layers, max_ngram, heads, out) != 0:

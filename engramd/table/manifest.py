@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest. `hash` holds the source config's engram_* fields (integers, or lists of integers), or is None."""
+    """A checked manifest. `hash` holds the source config's engram_* fields (integers or lists of them), or is None."""
 
     directory: str
     table_id: bytes
@@ -162,7 +162,7 @@ def check_data_files(manifest: Manifest) -> None:
 
 
 def parse(data: bytes, directory: str) -> Manifest:
-    """The checked manifest in `data`, of a table at the absolute path `directory`. Looks at no file. Raises EngramdError."""
+    """The checked manifest `data` of a table at the absolute path `directory`. Reads no other file; raises EngramdError."""
     return _Checker(os.path.join(directory, NAME), directory).manifest(data)
 
 

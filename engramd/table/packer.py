@@ -1,19 +1,19 @@
 """Packing: a checkpoint's rows into the next generation of a table.
 
-Three threads: one reads source chunks ahead, the caller's digests and interleaves them, one writes pages behind and keeps
-the journal. All three spend their time in calls that release the interpreter lock. Memory is a few chunks, whatever the
-table's size. Killed at any moment, the next run goes on behind the last durable chunk.
+Three threads: one reads source chunks ahead, the caller's digests and interleaves them, one writes pages behind and
+keeps the journal. All three spend their time in calls that release the interpreter lock. Memory is a few chunks,
+whatever the table's size. Killed at any moment, the next run goes on behind the last durable chunk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from engramd.checkpoint.mapping import SourceLayer, TableSource
 from engramd.errors import EngramdError
 from engramd.progress import Progress
 from engramd.sizes import format_size
-from engramd.table import manifest as manifests
 from engramd.table.codec import PageFormat
 from engramd.table.files import Files, aligned_buffer, explain
 from engramd.table.geometry import Chunk, Geometry, Striping
@@ -43,6 +42,7 @@ from engramd.table.source_reader import SourceReader, SourceSlot
 READ_SLOTS = 3
 WRITE_SLOTS = 3
 SYNC_INTERVAL_S = 2.0
+NO_CHUNK = Chunk(0, 0, 0, 0)
 SPARE_BYTES = 1 << 20  # for the manifest, the journal and directories
 _RESUME = "the old generation, if any, is untouched; make room and run the same command again to go on"
 
@@ -63,7 +63,7 @@ class WriteSlot:
 
     buffer: memoryview
     layer: int = 0
-    chunk: Chunk = Chunk(0, 0, 0, 0)
+    chunk: Chunk = NO_CHUNK
     digest: bytes = b""
 
 
@@ -77,8 +77,9 @@ def pack(
     sync_interval_s: float = SYNC_INTERVAL_S,
     progress_label: str = "packing",
 ) -> Manifest:
-    """Packs `source` as the next generation of the table at `table`, going on with an interrupted pack of the same source
-    unless `restart`. Returns the published manifest. Raises EngramdError; the old generation is then untouched."""
+    """Packs `source` as the next generation of the table at `table`, going on with an interrupted pack of the same
+    source unless `restart`. Returns the published manifest. Raises EngramdError; the old generation is then
+    untouched."""
     packer = _Packer(source, files or Files(), sync_interval_s, progress_label)
     try:
         with TableDirectory(table, packer.files) as directory:
@@ -164,7 +165,7 @@ class _Packer:
     def resumable(
         self, directory: TableDirectory, restart: bool, stripes: tuple[str, ...] | None
     ) -> tuple[Journal | None, list[bytes]]:
-        """The journal and digests to go on with; (None, []) with the ground cleared where there is nothing to go on with.
+        """The journal and digests to go on with; (None, []) with the ground cleared where there is none.
 
         Raises EngramdError where the work folder is of another source or other options, unless `restart`."""
         path = os.path.join(directory.partial, JOURNAL_NAME)
@@ -262,9 +263,9 @@ class _Packer:
             free = found.f_bavail * found.f_frsize
             if free < count:
                 raise EngramdError(
-                    f"{folders[device]}: not enough space: the new generation needs {format_size(count)} ({count} bytes) "
-                    f"more, {format_size(free)} ({free} bytes) are free (an older generation is only removed when the "
-                    "new one is there); nothing was written"
+                    f"{folders[device]}: not enough space: the new generation needs {format_size(count)} "
+                    f"({count} bytes) more, {format_size(free)} ({free} bytes) are free (an older generation is only "
+                    "removed when the new one is there); nothing was written"
                 )
 
     def chunks(self, plans: Sequence[LayerPlan]) -> Iterator[tuple[LayerPlan, Chunk]]:
@@ -293,7 +294,7 @@ class _Packer:
         try:
             with (
                 SourceReader(self.source, self.files) as reader,
-                closing(
+                contextlib.closing(
                     read_ahead(
                         work[len(done) :],
                         slots,
@@ -409,10 +410,8 @@ class _Writer:
 def _try_sync(log: DigestLog, failure: BaseException) -> None:
     if isinstance(failure, OSError) and failure.errno == errno.EIO:
         return
-    try:
+    with contextlib.suppress(OSError):  # the first failure is the one to report; unsynced chunks are written again
         log.sync()
-    except OSError:
-        pass  # the first failure is the one to report; the chunks since the last sync are written again
 
 
 def _printable(path: str) -> str:

@@ -187,8 +187,8 @@ class TableDirectory:
             self._remove_old_stripes(before)
 
     def _remove_old_stripes(self, before: Manifest) -> None:
-        """Removes the previous generation's files outside TABLE. Only names that pack itself gives are touched, whatever
-        the old manifest says."""
+        """Removes the previous generation's files outside TABLE. Only names that pack itself gives are touched,
+        whatever the old manifest says."""
         assert self.published is not None
         kept = {file.path for layer in self.published.layers for file in layer.files}
         prefix = f"engram-{before.table_id.hex()}."

@@ -1,4 +1,4 @@
-"""Verifying a packed table: every checksum, trailer and padding byte, and on request every row against its checkpoint."""
+"""Verifying a packed table: every checksum, trailer and padding byte, and on request every row against its source."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class _Slot:
 
 
 def verify(manifest: Manifest, against: TableSource | None = None, files: Files | None = None) -> Report:
-    """Reads the table through (of a sparse table: the pages that exist) and checks it. Raises EngramdError where it cannot
-    be read, or where `against` has another geometry; bad pages are in the report."""
+    """Reads the table through (of a sparse table: the pages that exist) and checks it. Raises EngramdError where it
+    cannot be read, or where `against` has another geometry; bad pages are in the report."""
     files = files or Files()
     sources = _matching_layers(manifest, against) if against else {}
     report = Report()

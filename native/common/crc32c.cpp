@@ -73,7 +73,7 @@ bool has_arm_crc32() {
 uint32_t multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (int bit = 31; bit >= 0; bit--) {
-    if ((a >> bit) & 1) product ^= b;           // bit 31 - i of a is x^i: add b * x^i
+    if ((a >> bit) & 1) product ^= b;            // bit 31 - i of a is x^i: add b * x^i
     b = (b >> 1) ^ ((b & 1) ? kPolynomial : 0);  // b *= x
   }
   return product;

@@ -1,5 +1,6 @@
-// Pages of a packed table inside the engine: where rows and checksums lie, and the check of a single row, which every row
-// read from a drive passes before it leaves. The C ABI over whole pages is engram/pages.h; the format docs/table_format.md.
+// Pages of a packed table inside the engine: where rows and checksums lie, and the check of a single row, which every
+// row read from a drive passes before it leaves. The C ABI over whole pages is engram/pages.h; the format
+// docs/table_format.md.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,7 +12,8 @@ namespace engram {
 constexpr uint32_t kPageUnitBytes = 4096;
 constexpr uint32_t kChecksumBytes = 4;
 
-// What a layer's row checks start from. Made once per layer (make_row_seed); immutable afterwards, shared by all threads.
+// What a layer's row checks start from. Made once per layer (make_row_seed); immutable afterwards, shared by all
+// threads.
 struct RowSeed {
   uint32_t crc = 0;           // CRC32C of table id | generation | layer | zero
   uint32_t row_bytes = 0;     // the size that the constants below belong to
@@ -33,7 +35,9 @@ inline bool row_matches(const RowSeed& seed, uint64_t row, const uint8_t* bytes,
 // Layout of the pages of one row size. Cheap to make; row r is row r % rows_per_page of page r / rows_per_page.
 struct PageLayout {
   explicit PageLayout(uint32_t row_bytes_)
-      : row_bytes(row_bytes_), page_bytes(engram_page_bytes(row_bytes_)), rows_per_page(engram_rows_per_page(row_bytes_)) {}
+      : row_bytes(row_bytes_),
+        page_bytes(engram_page_bytes(row_bytes_)),
+        rows_per_page(engram_rows_per_page(row_bytes_)) {}
 
   uint32_t row_offset(uint32_t slot) const { return slot * row_bytes; }
   uint32_t checksums_offset() const { return trailer_offset() - rows_per_page * kChecksumBytes; }

@@ -27,8 +27,9 @@ struct Trailer {
   uint32_t crc;
 };
 static_assert(sizeof(Trailer) == ENGRAM_PAGE_TRAILER_BYTES && offsetof(Trailer, layer) == 12 &&
-              offsetof(Trailer, generation) == 16 && offsetof(Trailer, page) == 24 && offsetof(Trailer, table_id) == 32 &&
-              offsetof(Trailer, row_bytes) == 48 && offsetof(Trailer, zero) == 52 && offsetof(Trailer, crc) == 60);
+              offsetof(Trailer, generation) == 16 && offsetof(Trailer, page) == 24 &&
+              offsetof(Trailer, table_id) == 32 && offsetof(Trailer, row_bytes) == 48 &&
+              offsetof(Trailer, zero) == 52 && offsetof(Trailer, crc) == 60);
 
 // One layer's pages: the format with everything that follows from it.
 class PageCodec {
@@ -80,7 +81,8 @@ class PageCodec {
     }
     const uint8_t* rows_end = bytes + layout_.row_offset(rows);
     const uint8_t* checksums = bytes + layout_.checksums_offset();
-    if (!all_zero(rows_end, checksums) || !all_zero(checksums + rows * kChecksumBytes, bytes + layout_.trailer_offset())) {
+    if (!all_zero(rows_end, checksums) ||
+        !all_zero(checksums + rows * kChecksumBytes, bytes + layout_.trailer_offset())) {
       *fault = {page, UINT64_MAX, ENGRAM_FAULT_PADDING, 0};
       return false;
     }
@@ -173,7 +175,9 @@ uint32_t engram_rows_per_page(uint32_t row_bytes) {
   return fit > 0 ? fit : 1;
 }
 
-uint32_t engram_crc32c(uint32_t crc, const void* bytes, uint64_t count) { return engram::crc32c(crc, bytes, count); }
+uint32_t engram_crc32c(uint32_t crc, const void* bytes, uint64_t count) {
+  return engram::crc32c(crc, bytes, count);
+}
 
 int engram_pages_encode(const engram_page_format* format, uint64_t first_page, uint64_t page_count, const void* values,
                         const void* scales, void* out) {
@@ -191,8 +195,8 @@ int engram_pages_encode(const engram_page_format* format, uint64_t first_page, u
   return 0;
 }
 
-int64_t engram_pages_verify(const engram_page_format* format, uint64_t first_page, uint64_t page_count, const void* pages,
-                            engram_page_fault* faults, uint64_t fault_capacity) {
+int64_t engram_pages_verify(const engram_page_format* format, uint64_t first_page, uint64_t page_count,
+                            const void* pages, engram_page_fault* faults, uint64_t fault_capacity) {
   if (!engram::is_valid(format, first_page, page_count)) return -1;
   if (page_count == 0) return 0;
   if (pages == nullptr || (faults == nullptr && fault_capacity != 0)) return -1;
@@ -219,9 +223,9 @@ int64_t engram_pages_compare(const engram_page_format* format, uint64_t first_pa
   return engram::collect_faults(
       first_page, page_count, faults, fault_capacity, [&](uint64_t page, uint64_t index, engram_page_fault* fault) {
         const uint64_t row = codec.first_row(page) - codec.first_row(first_page);
-        return codec.compare(page, bytes + index * codec.page_bytes(),
-                             static_cast<const uint8_t*>(values) + row * format->value_bytes,
-                             scale_bytes != 0 ? static_cast<const uint8_t*>(scales) + row * scale_bytes : nullptr, fault);
+        return codec.compare(
+            page, bytes + index * codec.page_bytes(), static_cast<const uint8_t*>(values) + row * format->value_bytes,
+            scale_bytes != 0 ? static_cast<const uint8_t*>(scales) + row * scale_bytes : nullptr, fault);
       });
 }
 

@@ -17,8 +17,8 @@ constexpr uint64_t mix(uint64_t z) {  // splitmix64's output function
   return z ^ (z >> 31);
 }
 
-// Clears bit 0x40 of every byte 0x7F or 0xFF, the two NaNs of FP8 E4M3. Adding 1 to the low seven bits reaches bit 7 only
-// from 0x7F, and never carries into the next byte.
+// Clears bit 0x40 of every byte 0x7F or 0xFF, the two NaNs of FP8 E4M3. Adding 1 to the low seven bits reaches bit 7
+// only from 0x7F, and never carries into the next byte.
 constexpr uint64_t without_nans(uint64_t word) {
   const uint64_t is_nan = ((word & (kLow * 0x7F)) + kLow) & (kLow * 0x80);
   return word & ~(is_nan >> 1);
