@@ -161,6 +161,9 @@ const char* geometry_fault(const engram_ring_geometry& g) {
       !inside(g.ids_offset, g.ids_bytes, g.ring_bytes)) {
     return "a part of the ring lies outside";
   }
+  if (g.submit_offset + submit_bytes > g.slots_offset || g.slots_offset + slots * ENGRAM_SLOT_BYTES > g.ids_offset) {
+    return "two parts of the ring overlap";
+  }
   if (g.max_reply_bytes == 0 || g.max_reply_bytes > g.arena_bytes) return "max_reply_bytes is out of range";
   return nullptr;
 }

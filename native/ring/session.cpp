@@ -488,9 +488,6 @@ int Session::report(int slot, int status, engram_error* error) const {
     case ENGRAM_STATUS_BUSY:
       fail(error, status, 0, "the daemon has reached a limit");
       break;
-    case ENGRAM_STATUS_TIMEOUT:
-      fail(error, status, 0, "the request's deadline passed in the daemon");
-      break;
     case ENGRAM_STATUS_PAGE_CORRUPT:
       fail(error, status, 0, "page %" PRIu64 " is corrupt: row %" PRId64 " does not match its checksum", page, row_id);
       break;
