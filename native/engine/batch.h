@@ -1,0 +1,83 @@
+// One request on its way through a worker: private copies of everything the client wrote, and how far it has come.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/copy_row.h"
+#include "engine/miss_pages.h"
+#include "engram/engine.h"
+
+namespace engram {
+
+class Layer;
+class RingSession;
+
+// A request made inside the daemon (control plane). Shared by the caller, who may give up waiting, and the worker.
+struct LocalRequest {
+  engram_request request{};
+  std::vector<std::uint8_t> ids;    // row_count x id_bytes
+  std::vector<std::uint8_t> reply;  // filled by the worker
+
+  std::mutex mutex;
+  std::condition_variable done;
+  engram_failure outcome{};  // status EMPTY until it is done; under mutex
+};
+
+struct Batch {
+  Layer* layer = nullptr;
+  RingSession* session = nullptr;  // null for local requests, and for a prefetch, whose slot is completed at once
+  std::shared_ptr<LocalRequest> local;
+  std::uint32_t slot = 0;
+  engram_request request{};
+  std::uint64_t taken_ns = 0;
+
+  std::vector<std::int64_t> ids;      // validated
+  std::vector<std::uint32_t> first;   // first position with the same id; only where the batch has duplicates
+  std::vector<std::uint8_t> missed;   // by position: its row had to be read
+  Destination destination;
+  RowCopier copier = nullptr;
+  bool has_duplicates = false;
+  bool prefetch = false;
+
+  std::uint32_t next_row = 0;  // look-ups done so far
+  bool looked_up = false;
+  MissPages pages;
+  std::uint32_t next_page = 0;   // of pages: not handed to the reader yet from here on
+  std::uint32_t pages_open = 0;  // waiting or in flight
+  bool queued = false;           // in one of the worker's page queues
+
+  std::uint64_t rows_zero = 0;
+  std::uint64_t rows_distinct = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t misses = 0;
+  std::uint64_t rows_failed = 0;
+  std::uint64_t page_reads = 0;
+  engram_failure failure{};  // the first one; status EMPTY = none
+
+  std::uint32_t row_count() const { return static_cast<std::uint32_t>(ids.size()); }
+  bool finished() const { return looked_up && pages_open == 0; }
+
+  void fail(std::uint32_t status, std::uint64_t position, std::int64_t row, std::uint64_t page, std::int32_t error_number) {
+    if (failure.status == ENGRAM_STATUS_EMPTY) failure = {status, error_number, position, row, page};
+  }
+
+  // Ready for another request, keeping the vectors' memory.
+  void reset() {
+    layer = nullptr;
+    session = nullptr;
+    local.reset();
+    request = {};
+    destination = {};
+    has_duplicates = prefetch = looked_up = queued = false;
+    next_row = next_page = pages_open = 0;
+    pages.clear();
+    rows_zero = rows_distinct = hits = misses = rows_failed = page_reads = 0;
+    failure = {};
+  }
+};
+
+}  // namespace engram

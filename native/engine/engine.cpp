@@ -1,0 +1,386 @@
+#include "engine/engine.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "ring/futex.h"
+
+namespace engram {
+namespace {
+
+constexpr std::uint64_t kMinArenaBytes = 64 << 10;
+constexpr std::uint64_t kMaxArenaBytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kMinIdsBytes = 64 << 10;
+constexpr std::uint64_t kMaxIdsBytes = 16 << 20;
+constexpr std::uint32_t kDefaultInFlight = 128;  // the knee of common drives; more brings queueing only
+constexpr std::uint32_t kMaxInFlight = 4096;
+constexpr std::uint32_t kDefaultSpinUs = 30;
+constexpr std::uint32_t kDefaultSlots = 64;
+constexpr std::uint32_t kMaxLocalRows = 1u << 20;
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::string& error) {
+  engram_engine_options options = given;
+  if (options.slot_count == 0) options.slot_count = kDefaultSlots;
+  if (options.in_flight_cap == 0) options.in_flight_cap = kDefaultInFlight;
+  if (options.spin_us == 0) options.spin_us = kDefaultSpinUs;
+  if (options.workers == 0) options.workers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 8u);
+  if (!std::has_single_bit(options.slot_count) || options.slot_count > ENGRAM_MAX_SLOTS) {
+    error = "slot_count is " + std::to_string(options.slot_count) + ", it must be a power of two up to " +
+            std::to_string(ENGRAM_MAX_SLOTS);
+    return nullptr;
+  }
+  if (options.workers > ENGRAM_MAX_WORKERS) {
+    error = "workers is " + std::to_string(options.workers) + ", the limit is " + std::to_string(ENGRAM_MAX_WORKERS);
+    return nullptr;
+  }
+  if (options.in_flight_cap > kMaxInFlight) {
+    error = "in_flight_cap is " + std::to_string(options.in_flight_cap) + ", the limit is " + std::to_string(kMaxInFlight);
+    return nullptr;
+  }
+  if (options.arena_bytes < kMinArenaBytes || options.arena_bytes > kMaxArenaBytes) {
+    error = "the arena is " + std::to_string(options.arena_bytes) + " bytes, it must be " +
+            std::to_string(kMinArenaBytes) + " to " + std::to_string(kMaxArenaBytes);
+    return nullptr;
+  }
+  std::unique_ptr<Engine> engine(new Engine(options));
+  if (engine->shared_.events.descriptor() < 0) {
+    error = std::string("eventfd: ") + std::strerror(errno);
+    return nullptr;
+  }
+  engine->shared_.state = StatePage::create(error);
+  if (engine->shared_.state == nullptr) return nullptr;
+  return engine;
+}
+
+Engine::~Engine() {
+  shared_.stopping.store(true, std::memory_order_seq_cst);
+  if (shared_.state != nullptr) shared_.state->set_phase(ENGRAM_PHASE_STOPPING);
+  loader_.reset();
+  workers_.clear();
+  sessions_.clear();
+  shared_.state.reset();  // after the workers: it frees the sessions they hand over
+}
+
+bool Engine::add_layer(const engram_layer_options& options, std::uint32_t* handle, std::string& error) {
+  const auto number = static_cast<std::uint32_t>(shared_.layers.size() + 1);
+  std::unique_ptr<Layer> layer = Layer::open(options, number, options_.workers, error);
+  if (layer == nullptr) return false;
+  shared_.layers.push_back(std::move(layer));
+  *handle = number;
+  return true;
+}
+
+// Decides which rows live in DRAM: all of them where the budget covers all tables, else a cache per row size, each with
+// its share of the budget.
+bool Engine::place_in_dram(std::string& error) {
+  std::uint64_t all_bytes = 0;
+  std::map<std::uint32_t, std::uint64_t> bytes_of_size;
+  for (const auto& layer : shared_.layers) {
+    all_bytes += layer->bytes();
+    bytes_of_size[layer->row_bytes] += layer->bytes();
+  }
+  if (options_.dram_bytes >= all_bytes) {
+    std::vector<Layer*> to_load;
+    for (const auto& layer : shared_.layers) {
+      layer->resident = std::make_unique<ResidentRows>(layer->rows, layer->layout);
+      if (!layer->resident->valid()) {
+        error = "cannot map " + std::to_string(layer->bytes()) + " bytes of memory for layer " +
+                std::to_string(layer->layer) + ": lower --dram below the size of the tables";
+        return false;
+      }
+      to_load.push_back(layer.get());
+    }
+    loader_ = std::make_unique<ResidentLoader>(std::move(to_load), shared_.events);
+    return true;
+  }
+  for (const auto& [row_bytes, bytes] : bytes_of_size) {
+    RowCache::Options cache;
+    cache.row_bytes = row_bytes;
+    cache.readers = options_.workers;
+    cache.budget_bytes = static_cast<std::uint64_t>(static_cast<long double>(options_.dram_bytes) *
+                                                    static_cast<long double>(bytes) / static_cast<long double>(all_bytes));
+    auto rows = std::make_unique<RowCache>(cache);
+    if (!rows->valid()) {
+      error = "cannot map " + std::to_string(cache.budget_bytes) + " bytes of memory for rows of " +
+              std::to_string(row_bytes) + " bytes: lower --dram";
+      return false;
+    }
+    if (rows->capacity() == 0) continue;
+    for (const auto& layer : shared_.layers) {
+      if (layer->row_bytes == row_bytes) layer->cache = rows.get();
+    }
+    caches_.push_back(std::move(rows));
+  }
+  return true;
+}
+
+bool Engine::start(std::string& error) {
+  if (shared_.layers.empty()) {
+    error = "no table to serve";
+    return false;
+  }
+  if (!place_in_dram(error)) return false;
+  std::uint32_t smallest_row = ENGRAM_MAX_ROW_BYTES;
+  std::uint32_t page_bytes = 0;
+  for (const auto& layer : shared_.layers) {
+    smallest_row = std::min(smallest_row, layer->row_bytes);
+    page_bytes = std::max(page_bytes, layer->layout.page_bytes);
+  }
+  ids_bytes_ = std::clamp(options_.arena_bytes / smallest_row * sizeof(std::int64_t), kMinIdsBytes, kMaxIdsBytes);
+  for (std::uint32_t index = 0; index < options_.workers; ++index) {
+    WorkerOptions worker;
+    worker.index = index;
+    worker.in_flight_cap = std::max(8u, options_.in_flight_cap / options_.workers);
+    worker.spin_us = options_.spin_us;
+    worker.reader = options_.reader;
+    worker.page_bytes = page_bytes;
+    workers_.push_back(std::make_unique<Worker>(shared_, worker));
+    if (!workers_.back()->start(error)) {
+      workers_.pop_back();
+      return false;
+    }
+  }
+  if (loader_ != nullptr) loader_->start();
+  return true;
+}
+
+std::uint32_t Engine::open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes,
+                                   engram_welcome* welcome, engram_session_descriptors* descriptors, std::string& error) {
+  RingSession::Options options;
+  options.pid = pid;
+  options.uid = uid;
+  // A client may have less than the configured arena, not more.
+  options.arena_bytes = arena_bytes == 0 ? options_.arena_bytes : std::clamp(arena_bytes, kMinArenaBytes, options_.arena_bytes);
+  options.arena_bytes = options.arena_bytes / kPageUnitBytes * kPageUnitBytes;
+  options.ids_bytes = ids_bytes_;
+  options.slot_count = options_.slot_count;
+  options.memory = &session_memory_;
+  const std::uint64_t bytes = options.arena_bytes + options.ids_bytes;
+  if (session_memory_.sessions.load() >= options_.session_limit) {
+    error = "the limit of " + std::to_string(options_.session_limit) + " sessions is reached: close clients, or raise --sessions";
+    return ENGRAM_STATUS_BUSY;
+  }
+  if (session_memory_.bytes.load() + bytes > options_.arena_limit_bytes) {
+    error = "arenas take " + std::to_string(session_memory_.bytes.load()) + " of " +
+            std::to_string(options_.arena_limit_bytes) + " bytes, one more needs " + std::to_string(bytes) +
+            ": close clients, lower --arena or raise --arena-limit";
+    return ENGRAM_STATUS_BUSY;
+  }
+  {
+    // The least busy worker by number of sessions.
+    const std::lock_guard lock(sessions_mutex_);
+    std::vector<std::uint32_t> load(workers_.size());
+    for (const auto& [id, session] : sessions_) ++load[session.worker];
+    options.worker = static_cast<std::uint32_t>(std::min_element(load.begin(), load.end()) - load.begin());
+    options.id = next_session_++;
+  }
+  std::unique_ptr<RingSession> session = RingSession::create(options, error);
+  if (session == nullptr) return ENGRAM_STATUS_BUSY;
+  descriptors->ring = fcntl(session->ring_descriptor(), F_DUPFD_CLOEXEC, 0);
+  descriptors->arena = fcntl(session->arena_descriptor(), F_DUPFD_CLOEXEC, 0);
+  descriptors->doorbell = fcntl(session->doorbell(), F_DUPFD_CLOEXEC, 0);
+  if (descriptors->ring < 0 || descriptors->arena < 0 || descriptors->doorbell < 0) {
+    error = std::string("no descriptor for a session: ") + std::strerror(errno) + ": raise LimitNOFILE";
+    for (const int descriptor : {descriptors->ring, descriptors->arena, descriptors->doorbell}) {
+      if (descriptor >= 0) ::close(descriptor);
+    }
+    return ENGRAM_STATUS_BUSY;
+  }
+  welcome->session = options.id;
+  welcome->worker = options.worker;
+  welcome->geometry = session->geometry();
+  welcome->state_bytes = shared_.state->bytes();
+  const std::lock_guard lock(sessions_mutex_);
+  Session& entry = sessions_[options.id];
+  entry.counters = session->counters;
+  entry.worker = options.worker;
+  entry.waiting = std::move(session);
+  return 0;
+}
+
+std::uint32_t Engine::start_session(std::uint64_t id, std::string& error) {
+  const std::lock_guard lock(sessions_mutex_);
+  const auto entry = sessions_.find(id);
+  if (entry == sessions_.end() || entry->second.waiting == nullptr) {
+    error = "session " + std::to_string(id) + " is not waiting to be started";
+    return ENGRAM_STATUS_BAD_REQUEST;
+  }
+  if (!entry->second.waiting->seal_ring()) {
+    error = "session " + std::to_string(id) + ": its ring cannot be sealed: " + std::strerror(errno);
+    return ENGRAM_STATUS_BAD_REQUEST;
+  }
+  workers_[entry->second.worker]->add_session(std::move(entry->second.waiting));
+  return 0;
+}
+
+void Engine::close_session(std::uint64_t id) {
+  std::unique_ptr<RingSession> unused;
+  const std::lock_guard lock(sessions_mutex_);
+  const auto entry = sessions_.find(id);
+  if (entry == sessions_.end()) return;
+  unused = std::move(entry->second.waiting);
+  if (unused == nullptr) {
+    workers_[entry->second.worker]->close_session(id);
+  } else {
+    shared_.state->bury(std::move(unused));
+  }
+  sessions_.erase(entry);
+}
+
+std::uint32_t Engine::request(const engram_request& given, const void* ids, void* out, std::uint32_t timeout_ms,
+                              engram_failure* failure) {
+  *failure = {};
+  const Layer* layer = shared_.layer(given.handle);
+  const auto refuse = [&](std::uint32_t status) {
+    failure->status = status;
+    return status;
+  };
+  if (layer == nullptr) return refuse(ENGRAM_STATUS_UNKNOWN_TABLE);
+  if (given.row_count > kMaxLocalRows || (given.id_bytes != 4 && given.id_bytes != 8)) {
+    return refuse(ENGRAM_STATUS_BAD_REQUEST);
+  }
+  const auto local = std::make_shared<LocalRequest>();
+  local->request = given;
+  local->request.ids_offset = 0;
+  local->request.reply_offset = 0;
+  const auto* bytes = static_cast<const std::uint8_t*>(ids);
+  local->ids.assign(bytes, bytes + std::uint64_t{given.row_count} * given.id_bytes);
+  const bool fetch = given.operation == ENGRAM_OPERATION_FETCH;
+  if (fetch) local->reply.resize(std::uint64_t{given.row_count} * layer->row_bytes);
+  workers_[next_local_worker_.fetch_add(1) % workers_.size()]->add_local(local);
+
+  std::unique_lock lock(local->mutex);
+  const auto is_done = [&] { return local->outcome.status != ENGRAM_STATUS_EMPTY; };
+  if (!local->done.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done)) return refuse(ENGRAM_STATUS_TIMEOUT);
+  *failure = local->outcome;
+  if (fetch && local->outcome.status == ENGRAM_STATUS_OK) std::memcpy(out, local->reply.data(), local->reply.size());
+  return local->outcome.status;
+}
+
+std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint64_t capacity) const {
+  for (std::uint64_t i = 0; i < std::min<std::uint64_t>(capacity, shared_.layers.size()); ++i) {
+    const Layer& layer = *shared_.layers[i];
+    engram_layer_counters& out = counters[i];
+    out = {};
+    out.handle = layer.handle;
+    out.tier = layer.resident == nullptr           ? ENGRAM_TIER_CACHED
+               : layer.resident->finished()        ? ENGRAM_TIER_RESIDENT
+                                                   : ENGRAM_TIER_LOADING;
+    out.rows_total = layer.rows;
+    out.background_reads = layer.background_reads.load(std::memory_order_relaxed);
+    for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {
+      const LayerCounters& part = layer.counters[worker];
+      out.requests += part.requests.read();
+      out.rows_zero += part.rows_zero.read();
+      out.dram_hits += part.dram_hits.read();
+      out.dram_misses += part.dram_misses.read();
+      out.rows_failed += part.rows_failed.read();
+      out.rows_unique += part.rows_unique.read();
+      out.nvme_reads += part.nvme_reads.read();
+      out.prefetch_reads += part.prefetch_reads.read();
+      for (std::uint32_t status = 0; status < ENGRAM_STATUS_COUNT; ++status) {
+        out.errors[status] += part.errors[status].read();
+      }
+    }
+    // Derived, so that the sum holds in every snapshot.
+    out.rows = out.rows_zero + out.dram_hits + out.dram_misses + out.rows_failed;
+  }
+  return shared_.layers.size();
+}
+
+std::uint64_t Engine::session_counters(engram_session_counters* counters, std::uint64_t capacity) {
+  const std::lock_guard lock(sessions_mutex_);
+  const auto now = static_cast<std::uint64_t>(monotonic_ns());
+  std::uint64_t count = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (count < capacity) {
+      engram_session_counters& out = counters[count];
+      out.session = id;
+      out.pid = session.counters->pid;
+      out.uid = session.counters->uid;
+      out.waiting = session.counters->in_flight.load(std::memory_order_relaxed);
+      out.since_s = static_cast<double>(now - session.counters->since_ns) / 1e9;
+      out.requests = session.counters->requests.read();
+      out.rows = session.counters->rows.read();
+    }
+    ++count;
+  }
+  return count;
+}
+
+void Engine::read_counters(engram_engine_counters* counters) {
+  engram_engine_counters& out = *counters;
+  out = {};
+  out.budget_bytes = options_.dram_bytes;
+  for (const auto& cache : caches_) {
+    const RowCache::Usage usage = cache->usage();
+    out.used_bytes += usage.used_bytes;
+    out.metadata_bytes += usage.metadata_bytes;
+    out.hugetlb_bytes += usage.hugetlb_bytes;
+    out.rows_cached += usage.rows;
+  }
+  for (const auto& layer : shared_.layers) {
+    if (layer->resident == nullptr) continue;
+    out.used_bytes += layer->resident->used_bytes() + layer->resident->bitmap_bytes();
+    out.metadata_bytes += layer->resident->bitmap_bytes();
+    out.hugetlb_bytes += layer->resident->hugetlb_bytes();
+    out.rows_cached += layer->resident->used_bytes() / layer->row_bytes;
+  }
+  out.arena_count = session_memory_.sessions.load();
+  out.arena_bytes = session_memory_.bytes.load();
+  out.arena_limit_bytes = options_.arena_limit_bytes;
+  out.workers = options_.workers;
+  out.reader = ENGRAM_READER_PREAD;
+  for (const auto& worker : workers_) {
+    if (worker->reads_with_io_uring()) out.reader = ENGRAM_READER_IO_URING;
+    out.in_flight += worker->reads_in_flight();
+    out.in_flight_cap += std::max(8u, options_.in_flight_cap / options_.workers);
+    out.prefetch_dropped_rows += worker->prefetch_dropped_rows();
+  }
+  for (std::uint32_t size_class = 0; size_class < ENGRAM_LATENCY_CLASSES; ++size_class) {
+    std::vector<std::uint64_t> buckets(LatencyHistogram::kBuckets);
+    engram_latency& latency = out.latency[size_class];
+    for (std::uint32_t bucket = 0; bucket < LatencyHistogram::kBuckets; ++bucket) {
+      for (const auto& worker : workers_) buckets[bucket] += worker->latency(size_class).read(bucket);
+      latency.count += buckets[bucket];
+    }
+    const auto percentile = [&](double share) {
+      const auto rank = static_cast<std::uint64_t>(share * static_cast<double>(latency.count));
+      std::uint64_t seen = 0;
+      for (std::uint32_t bucket = 0; bucket < LatencyHistogram::kBuckets; ++bucket) {
+        seen += buckets[bucket];
+        if (seen > rank) return LatencyHistogram::middle(bucket) / 1000;
+      }
+      return 0.0;
+    };
+    latency.p50_us = percentile(0.50);
+    latency.p99_us = percentile(0.99);
+    latency.p999_us = percentile(0.999);
+  }
+}
+
+std::uint64_t Engine::open_requests() const {
+  std::uint64_t open = 0;
+  for (const auto& worker : workers_) open += worker->open_requests();
+  return open;
+}
+
+bool Engine::drain(std::uint32_t timeout_ms) {
+  shared_.state->set_phase(ENGRAM_PHASE_STOPPING);
+  shared_.stopping.store(true, std::memory_order_seq_cst);
+  const std::int64_t deadline = monotonic_ns() + std::int64_t{timeout_ms} * 1'000'000;
+  while (open_requests() > 0) {
+    if (monotonic_ns() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+}  // namespace engram

@@ -1,0 +1,64 @@
+// The engine: layers, caches, workers and sessions under one roof. engine_abi.cpp puts the C ABI (engram/engine.h) over it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/resident_loader.h"
+#include "engine/worker.h"
+
+namespace engram {
+
+class Engine {
+ public:
+  static std::unique_ptr<Engine> create(const engram_engine_options& options, std::string& error);
+  ~Engine();
+
+  bool add_layer(const engram_layer_options& options, std::uint32_t* handle, std::string& error);
+  bool start(std::string& error);
+
+  std::uint32_t open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes, engram_welcome* welcome,
+                             engram_session_descriptors* descriptors, std::string& error);
+  std::uint32_t start_session(std::uint64_t session, std::string& error);
+  void close_session(std::uint64_t session);
+  std::uint32_t request(const engram_request& request, const void* ids, void* out, std::uint32_t timeout_ms,
+                        engram_failure* failure);
+
+  std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity) const;
+  std::uint64_t session_counters(engram_session_counters* counters, std::uint64_t capacity);
+  void read_counters(engram_engine_counters* counters);
+
+  bool drain(std::uint32_t timeout_ms);
+  EngineShared& shared() { return shared_; }
+
+ private:
+  struct Session {
+    std::shared_ptr<SessionCounters> counters;
+    std::uint32_t worker = 0;
+    std::unique_ptr<RingSession> waiting;  // not mapped by the client yet
+  };
+
+  explicit Engine(const engram_engine_options& options) : options_(options) {}
+  bool place_in_dram(std::string& error);
+  std::uint64_t open_requests() const;
+
+  engram_engine_options options_;
+  EngineShared shared_;
+  SessionMemory session_memory_;
+  std::vector<std::unique_ptr<RowCache>> caches_;
+  std::unique_ptr<ResidentLoader> loader_;
+  std::uint64_t ids_bytes_ = 0;  // of a session's ids area
+  std::mutex sessions_mutex_;
+  std::map<std::uint64_t, Session> sessions_;  // under sessions_mutex_
+  std::uint64_t next_session_ = 1;             // under sessions_mutex_
+  std::atomic<std::uint32_t> next_local_worker_{0};
+  // Last, so that they stop first: workers use everything above.
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+}  // namespace engram

@@ -1,0 +1,119 @@
+// The C ABI of the engine. No exception leaves it: what can throw here is memory and threads running out.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "engine/engine.h"
+
+struct engram_engine {
+  std::unique_ptr<engram::Engine> engine;
+};
+
+namespace {
+
+void put_text(const std::string& text, char* error, std::uint64_t error_bytes) {
+  if (error == nullptr || error_bytes == 0) return;
+  const std::size_t bytes = std::min<std::size_t>(text.size(), error_bytes - 1);
+  std::memcpy(error, text.data(), bytes);
+  error[bytes] = '\0';
+}
+
+// Runs a function that returns a status and may fill in a sentence.
+template <typename Function>
+int guarded(char* error, std::uint64_t error_bytes, Function&& function) {
+  std::string text;
+  int status = -1;
+  try {
+    status = function(text);
+  } catch (const std::bad_alloc&) {
+    text = "out of memory";
+  } catch (const std::exception& failure) {
+    text = failure.what();
+  }
+  if (status != 0) put_text(text, error, error_bytes);
+  return status;
+}
+
+}  // namespace
+
+extern "C" {
+
+engram_engine* engram_engine_create(const engram_engine_options* options, char* error, uint64_t error_bytes) {
+  engram_engine* made = nullptr;
+  guarded(error, error_bytes, [&](std::string& text) {
+    auto engine = engram::Engine::create(*options, text);
+    if (engine == nullptr) return -1;
+    made = new engram_engine{std::move(engine)};
+    return 0;
+  });
+  return made;
+}
+
+int engram_engine_add_layer(engram_engine* engine, const engram_layer_options* options, uint32_t* handle, char* error,
+                            uint64_t error_bytes) {
+  return guarded(error, error_bytes,
+                 [&](std::string& text) { return engine->engine->add_layer(*options, handle, text) ? 0 : -1; });
+}
+
+int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&](std::string& text) { return engine->engine->start(text) ? 0 : -1; });
+}
+
+int engram_engine_state_descriptor(engram_engine* engine) { return engine->engine->shared().state->descriptor(); }
+
+int engram_engine_event_descriptor(engram_engine* engine) { return engine->engine->shared().events.descriptor(); }
+
+int engram_engine_next_event(engram_engine* engine, engram_event* event) {
+  return engine->engine->shared().events.pop(event) ? 1 : 0;
+}
+
+int engram_session_open(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes, engram_welcome* welcome,
+                        engram_session_descriptors* descriptors, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&](std::string& text) {
+    return static_cast<int>(engine->engine->open_session(pid, uid, arena_bytes, welcome, descriptors, text));
+  });
+}
+
+int engram_session_start(engram_engine* engine, uint64_t session, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes,
+                 [&](std::string& text) { return static_cast<int>(engine->engine->start_session(session, text)); });
+}
+
+void engram_session_close(engram_engine* engine, uint64_t session) {
+  guarded(nullptr, 0, [&](std::string&) {
+    engine->engine->close_session(session);
+    return 0;
+  });
+}
+
+int engram_engine_request(engram_engine* engine, const engram_request* request, const void* ids, void* out,
+                          uint32_t timeout_ms, engram_failure* failure) {
+  return guarded(nullptr, 0, [&](std::string&) {
+    return static_cast<int>(engine->engine->request(*request, ids, out, timeout_ms, failure));
+  });
+}
+
+uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counters* counters, uint64_t capacity) {
+  return engine->engine->layer_counters(counters, capacity);
+}
+
+uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_counters* counters, uint64_t capacity) {
+  return engine->engine->session_counters(counters, capacity);
+}
+
+void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* counters) {
+  guarded(nullptr, 0, [&](std::string&) {
+    engine->engine->read_counters(counters);
+    return 0;
+  });
+}
+
+int engram_engine_drain(engram_engine* engine, uint32_t timeout_ms) {
+  return engine->engine->drain(timeout_ms) ? 0 : -1;
+}
+
+void engram_engine_destroy(engram_engine* engine) { delete engine; }
+
+}  // extern "C"

@@ -1,0 +1,32 @@
+// Loads layers that are to be resident, in the background: large sequential reads, every row checked, one low-priority thread. A page that
+// fails stays out; its rows go on being served from the drive (and fail there, until it is mended).
+#pragma once
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "engine/event_queue.h"
+#include "engine/layer.h"
+
+namespace engram {
+
+class ResidentLoader {
+ public:
+  ResidentLoader(std::vector<Layer*> layers, EventQueue& events) : layers_(std::move(layers)), events_(events) {}
+  ~ResidentLoader() { stop(); }
+
+  void start();
+  void stop();
+
+ private:
+  void run();
+  void load(Layer& layer);
+
+  std::vector<Layer*> layers_;
+  EventQueue& events_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace engram

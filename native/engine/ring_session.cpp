@@ -1,0 +1,165 @@
+#include "engine/ring_session.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "ring/futex.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace engram {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+engram_ring_geometry make_geometry(const RingSession::Options& options) {
+  engram_ring_geometry geometry{};
+  geometry.slot_count = options.slot_count;
+  geometry.arena_bytes = options.arena_bytes;
+  geometry.max_reply_bytes = options.arena_bytes / 4;
+  geometry.submit_offset = kPage;
+  geometry.slots_offset =
+      round_up(geometry.submit_offset + sizeof(engram_submit_block) + options.slot_count * sizeof(std::uint32_t), kPage);
+  geometry.ids_offset = round_up(geometry.slots_offset + std::uint64_t{options.slot_count} * sizeof(engram_slot), kPage);
+  geometry.ids_bytes = round_up(options.ids_bytes, kPage);
+  geometry.ring_bytes = geometry.ids_offset + geometry.ids_bytes;
+  return geometry;
+}
+
+// A memfd of the given size, mapped for writing and populated.
+bool make_memory(const char* name, std::uint64_t bytes, UniqueFd& descriptor, Mapping& mapping, std::string& error) {
+  descriptor.reset(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
+  if (!descriptor && errno == EINVAL) descriptor.reset(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!descriptor || ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
+    error = std::string(name) + ": no shared memory of " + std::to_string(bytes) + " bytes: " + std::strerror(errno);
+    return false;
+  }
+  mapping = Mapping::map(descriptor.get(), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+  if (!mapping) {
+    error = std::string(name) + ": cannot map " + std::to_string(bytes) + " bytes: " + std::strerror(errno);
+    return false;
+  }
+  madvise(mapping.data(), bytes, MADV_DONTDUMP);
+  madvise(mapping.data(), bytes, MADV_DONTFORK);
+  return true;
+}
+
+}  // namespace
+
+RingSession::RingSession(const Options& options, const engram_ring_geometry& geometry)
+    : id(options.id),
+      worker(options.worker),
+      counters(std::make_shared<SessionCounters>()),
+      geometry_(geometry),
+      busy_rows_(options.slot_count),
+      memory_(options.memory) {
+  counters->session = options.id;
+  counters->pid = options.pid;
+  counters->uid = options.uid;
+  counters->since_ns = static_cast<std::uint64_t>(monotonic_ns());
+  memory_->sessions.fetch_add(1);
+  memory_->bytes.fetch_add(memory_bytes());
+}
+
+RingSession::~RingSession() {
+  ring_ = {};
+  arena_ = {};
+  memory_->bytes.fetch_sub(memory_bytes());
+  memory_->sessions.fetch_sub(1);
+}
+
+std::unique_ptr<RingSession> RingSession::create(const Options& options, std::string& error) {
+  std::unique_ptr<RingSession> session(new RingSession(options, make_geometry(options)));
+  const engram_ring_geometry& geometry = session->geometry_;
+  if (!make_memory("engram-ring", geometry.ring_bytes, session->ring_descriptor_, session->ring_, error) ||
+      !make_memory("engram-arena", geometry.arena_bytes, session->arena_descriptor_, session->arena_, error)) {
+    return nullptr;
+  }
+  // The arena's seals go on before its descriptor leaves the daemon: a mapping made earlier could become writable.
+  constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (fcntl(session->ring_descriptor_.get(), F_ADD_SEALS, kSizeSeals) != 0 ||
+      fcntl(session->arena_descriptor_.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
+    error = std::string("cannot seal shared memory: ") + std::strerror(errno);
+    return nullptr;
+  }
+  session->doorbell_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!session->doorbell_) {
+    error = std::string("eventfd: ") + std::strerror(errno);
+    return nullptr;
+  }
+  engram_ring_header header{};
+  header.magic = ENGRAM_RING_MAGIC;
+  header.version = ENGRAM_PROTOCOL_VERSION;
+  header.session = options.id;
+  header.geometry = geometry;
+  std::memcpy(session->ring_.data(), &header, sizeof header);
+  return session;
+}
+
+bool RingSession::seal_ring() {
+  return fcntl(ring_descriptor_.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0;
+}
+
+engram_slot* RingSession::slot_at(std::uint32_t slot) const {
+  return reinterpret_cast<engram_slot*>(ring_.data() + geometry_.slots_offset) + slot;
+}
+
+std::uint32_t RingSession::tail() const {
+  auto* block = reinterpret_cast<engram_submit_block*>(ring_.data() + geometry_.submit_offset);
+  return std::atomic_ref(block->submit_tail).load(std::memory_order_seq_cst);
+}
+
+RingSession::Take RingSession::take(std::uint32_t* slot, engram_request* request) {
+  auto* block = reinterpret_cast<engram_submit_block*>(ring_.data() + geometry_.submit_offset);
+  auto* entries = reinterpret_cast<std::uint32_t*>(block + 1);
+  const std::uint32_t number =
+      std::atomic_ref(entries[head_ & (geometry_.slot_count - 1)]).load(std::memory_order_relaxed);
+  if (number >= geometry_.slot_count || busy_rows_[number] != 0) return Take::violation;
+
+  std::uint64_t words[sizeof(engram_request) / sizeof(std::uint64_t)];
+  auto* line = reinterpret_cast<std::uint64_t*>(&slot_at(number)->request);
+  for (std::size_t i = 0; i < std::size(words); ++i) {
+    words[i] = std::atomic_ref(line[i]).load(std::memory_order_relaxed);
+  }
+  std::memcpy(request, words, sizeof *request);
+
+  // Private copies of ids are bounded by what the ids area can hold; ranges of a correct client never overlap.
+  const std::uint64_t row_limit = geometry_.ids_bytes / sizeof(std::uint32_t);
+  if (rows_held_ != 0 && rows_held_ + request->row_count > row_limit) return Take::later;
+  ++head_;
+  *slot = number;
+  busy_rows_[number] = (request->row_count <= row_limit ? request->row_count : 0) + 1;
+  rows_held_ += busy_rows_[number] - 1;
+  counters->in_flight.store(in_flight() + 1, std::memory_order_relaxed);
+  return Take::request;
+}
+
+void RingSession::complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits, std::uint64_t misses) {
+  rows_held_ -= busy_rows_[slot] - 1;
+  busy_rows_[slot] = 0;
+  counters->in_flight.store(in_flight() - 1, std::memory_order_relaxed);
+  engram_slot* shared = slot_at(slot);
+  engram_reply& reply = shared->reply;
+  std::atomic_ref(reply.error_number).store(outcome.error_number, std::memory_order_relaxed);
+  std::atomic_ref(reply.position).store(outcome.position, std::memory_order_relaxed);
+  std::atomic_ref(reply.row_id).store(outcome.row_id, std::memory_order_relaxed);
+  std::atomic_ref(reply.page).store(outcome.page, std::memory_order_relaxed);
+  std::atomic_ref(reply.hits).store(static_cast<std::uint32_t>(hits), std::memory_order_relaxed);
+  std::atomic_ref(reply.misses).store(static_cast<std::uint32_t>(misses), std::memory_order_relaxed);
+  // Last: from here on the slot is the client's. The load must not pass the store (a sleeper would be missed).
+  std::atomic_ref(reply.completion).store(outcome.status, std::memory_order_seq_cst);
+  if (std::atomic_ref(shared->waiting).load(std::memory_order_seq_cst) != 0) futex_wake_one(&reply.completion);
+}
+
+}  // namespace engram

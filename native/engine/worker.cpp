@@ -1,0 +1,196 @@
+#include "engine/worker.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <csignal>
+#include <exception>
+#include <utility>
+
+#include "ring/futex.h"
+
+namespace engram {
+
+Worker::Worker(EngineShared& shared, const WorkerOptions& options)
+    : shared_(shared), options_(options), zero_row_(ENGRAM_MAX_ROW_BYTES) {
+  // Some places are kept for small batches, and prefetch uses only what demand leaves.
+  const std::uint32_t cap = options.in_flight_cap;
+  small_pages_.in_flight_limit = cap;
+  large_pages_.in_flight_limit = std::max(1u, cap - cap / 8);
+  prefetch_pages_.in_flight_limit = std::max(1u, cap / 2);
+}
+
+Worker::~Worker() { stop(); }
+
+bool Worker::start(std::string& error) {
+  // Signals are the event loop's business.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::atomic<int> started{0};
+  thread_ = std::thread([this, &error, &started] { run(&error, &started); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  started.wait(0);
+  if (started.load() > 0) return true;
+  thread_.join();
+  return false;
+}
+
+void Worker::stop() {
+  if (!thread_.joinable()) return;
+  stop_.store(true, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(reader_mutex_);
+    if (reader_ != nullptr) reader_->wake();
+  }
+  thread_.join();
+}
+
+void Worker::post(Mail mail) {
+  {
+    const std::lock_guard lock(mail_mutex_);
+    mail_.push_back(std::move(mail));
+    has_mail_.store(true, std::memory_order_seq_cst);
+  }
+  const std::lock_guard lock(reader_mutex_);
+  if (reader_ != nullptr) reader_->wake();
+}
+
+void Worker::add_session(std::unique_ptr<RingSession> session) { post({std::move(session), 0, nullptr}); }
+void Worker::close_session(std::uint64_t session) { post({nullptr, session, nullptr}); }
+void Worker::add_local(std::shared_ptr<LocalRequest> request) { post({nullptr, 0, std::move(request)}); }
+
+bool Worker::open_reader(std::string& error) {
+  const std::uint32_t buffer_count = options_.in_flight_cap + options_.in_flight_cap / 2;
+  buffers_ = std::make_unique<PageBuffers>(buffer_count, options_.page_bytes);
+  if (!buffers_->valid()) {
+    error = "no memory for " + std::to_string(buffer_count) + " page buffers";
+    return false;
+  }
+  flights_.resize(buffer_count);
+  for (std::uint32_t buffer = buffer_count; buffer-- > 0;) free_buffers_.push_back(buffer);
+  std::unique_ptr<PageReader> reader;
+  std::string reason;
+  if (options_.reader != ENGRAM_READER_PREAD) reader = make_uring_reader(options_.in_flight_cap, *buffers_, reason);
+  if (reader == nullptr && options_.reader == ENGRAM_READER_IO_URING) {
+    error = "io_uring was asked for and is not to be had: " + reason;
+    return false;
+  }
+  if (reader == nullptr) {
+    if (options_.reader == ENGRAM_READER_AUTO && options_.index == 0) {
+      engram_event event{};
+      event.kind = ENGRAM_EVENT_READER;
+      const std::string text = "io_uring is not to be had (" + reason + "); pages are read by a pool of pread threads";
+      std::copy_n(text.data(), std::min(text.size(), sizeof event.text - 1), event.text);
+      shared_.events.push(event);
+    }
+    reader = make_pread_reader(options_.in_flight_cap, *buffers_, error);
+    if (reader == nullptr) return false;
+  }
+  io_uring_.store(reader->is_io_uring(), std::memory_order_relaxed);
+  const std::lock_guard lock(reader_mutex_);
+  reader_ = std::move(reader);
+  return true;
+}
+
+void Worker::run(std::string* error, std::atomic<int>* started) {
+  const bool ready = open_reader(*error);
+  // `error` and `started` live only until this is seen.
+  started->store(ready ? 1 : -1);
+  started->notify_one();
+  if (!ready) return;
+
+  std::int64_t spin_end = 0;
+  std::uint32_t idle_turns = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    bool worked = has_mail_.load(std::memory_order_relaxed) && take_mail();
+    worked |= take_requests();
+    worked |= look_up_next_large();
+    worked |= submit_reads();
+    worked |= reap_reads();
+    if (worked) {
+      idle_turns = 0;
+      spin_end = 0;
+      continue;
+    }
+    // With reads on their way the ring is the place to wait: nothing completes unless the owner enters it.
+    if (in_flight_.load(std::memory_order_relaxed) == 0) {
+      spin_pause();
+      if (++idle_turns % 16 != 0) continue;
+      const std::int64_t now = monotonic_ns();
+      if (spin_end == 0) spin_end = now + std::int64_t{options_.spin_us} * 1000;
+      if (now < spin_end) {
+        sched_yield();  // the client may share this CPU
+        continue;
+      }
+    }
+    sleep();
+    spin_end = 0;
+  }
+
+  // Reads land in memory that is about to go: wait for them.
+  while (in_flight_.load(std::memory_order_relaxed) > 0) {
+    reader_->flush();
+    if (!reap_reads()) reader_->wait(1);
+  }
+  const std::lock_guard lock(reader_mutex_);
+  reader_.reset();
+}
+
+bool Worker::anything_submitted() const {
+  return std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
+    // A session that holds all the ids it may goes on with its own completions, not with its tail.
+    return !session->closing && !session->held_back && session->submitted(session->tail()) != 0;
+  });
+}
+
+void Worker::sleep() {
+  shared_.state->set_asleep(options_.index, true);
+  const std::uint32_t in_flight = in_flight_.load(std::memory_order_relaxed);
+  // The flag is up before the last look at the tails and the mail: whoever comes later rings.
+  if (!has_mail_.load(std::memory_order_seq_cst) && !stop_.load(std::memory_order_seq_cst) && !anything_submitted()) {
+    // While a small batch waits, every completion may be its last.
+    const std::uint32_t several = small_open_ > 0 ? 1 : std::clamp(in_flight / 8, 1u, 8u);
+    reader_->wait(in_flight == 0 ? 0 : several);
+  }
+  shared_.state->set_asleep(options_.index, false);
+}
+
+bool Worker::take_mail() {
+  std::vector<Mail> mail;
+  {
+    const std::lock_guard lock(mail_mutex_);
+    mail.swap(mail_);
+    has_mail_.store(false, std::memory_order_seq_cst);
+  }
+  for (Mail& letter : mail) {
+    if (letter.opened != nullptr) {
+      reader_->watch(letter.opened->doorbell());
+      sessions_.push_back(std::move(letter.opened));
+    } else if (letter.local != nullptr) {
+      begin_local_request(std::move(letter.local));
+    } else {
+      for (auto& session : sessions_) {
+        if (session->id != letter.closed || session->closing) continue;
+        session->closing = true;
+        reader_->unwatch(session->doorbell());
+      }
+      retire_closed_sessions();
+    }
+  }
+  return !mail.empty();
+}
+
+void Worker::retire_closed_sessions() {
+  for (auto session = sessions_.begin(); session != sessions_.end();) {
+    if ((*session)->closing && (*session)->in_flight() == 0) {
+      shared_.state->bury(std::move(*session));
+      session = sessions_.erase(session);
+    } else {
+      ++session;
+    }
+  }
+}
+
+}  // namespace engram

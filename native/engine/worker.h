@@ -1,0 +1,167 @@
+// A worker: one thread that serves some of the sessions. It takes requests from their rings, looks rows up in DRAM, reads the pages
+// that are missing, and completes the slots. One loop, no blocking call but the reader's wait.
+//
+// Order of service: small batches (up to kSmallRows) are looked up as soon as they are taken, and their pages go to the reader
+// first; large batches are looked up block by block, so that small ones never wait for more than a block; prefetches
+// read when no demand is queued.
+//
+// Everything here belongs to the worker's thread, except for what is marked "any thread".
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/row_cache.h"
+#include "engine/batch.h"
+#include "engine/counters.h"
+#include "engine/distinct_rows.h"
+#include "engine/event_queue.h"
+#include "engine/layer.h"
+#include "engine/ring_session.h"
+#include "engine/state_page.h"
+#include "io/page_reader.h"
+
+namespace engram {
+
+// What all workers of an engine share. The vector of layers does not change after start.
+struct EngineShared {
+  std::vector<std::unique_ptr<Layer>> layers;  // handle - 1 is the index
+  std::unique_ptr<StatePage> state;
+  EventQueue events;
+  std::atomic<bool> stopping{false};
+
+  Layer* layer(std::uint32_t handle) const {
+    return handle >= 1 && handle <= layers.size() ? layers[handle - 1].get() : nullptr;
+  }
+};
+
+struct WorkerOptions {
+  std::uint32_t index = 0;
+  std::uint32_t in_flight_cap = 128;
+  std::uint32_t spin_us = 30;
+  std::uint32_t reader = ENGRAM_READER_AUTO;
+  std::uint32_t page_bytes = 4096;  // of the largest page
+};
+
+class Worker {
+ public:
+  static constexpr std::uint32_t kSmallRows = 256;
+
+  Worker(EngineShared& shared, const WorkerOptions& options);
+  ~Worker();
+
+  // Starts the thread and waits until its reader is open. False, with a sentence, where there is none to be had.
+  bool start(std::string& error);
+  // Stops the thread after its reads have landed. Open requests get no answer.
+  void stop();
+
+  // Any thread:
+  void add_session(std::unique_ptr<RingSession> session);
+  void close_session(std::uint64_t session);
+  void add_local(std::shared_ptr<LocalRequest> request);
+  std::uint64_t open_requests() const { return open_requests_.load(std::memory_order_seq_cst); }
+  std::uint32_t reads_in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
+  bool reads_with_io_uring() const { return io_uring_.load(std::memory_order_relaxed); }
+  const LatencyHistogram& latency(std::uint32_t size_class) const { return latency_[size_class]; }
+  std::uint64_t prefetch_dropped_rows() const { return prefetch_dropped_rows_.read(); }
+
+ private:
+  struct Mail {
+    std::unique_ptr<RingSession> opened;
+    std::uint64_t closed = 0;
+    std::shared_ptr<LocalRequest> local;
+  };
+  struct InFlight {
+    PageRead read;
+    Batch* batch = nullptr;
+    std::uint32_t page = 0;  // index into the batch's pages
+  };
+  // Batches with pages to read, and how many reads may be in flight for one of them to get a place.
+  struct PageQueue {
+    std::deque<Batch*> batches;
+    std::uint32_t in_flight_limit = 0;
+  };
+
+  // worker.cpp: the loop
+  void run(std::string* error, std::atomic<int>* started);
+  bool open_reader(std::string& error);
+  bool take_mail();
+  void sleep();
+  bool anything_submitted() const;
+  void retire_closed_sessions();
+  void post(Mail mail);
+
+  // worker_requests.cpp: from slots to batches and back
+  bool take_requests();
+  bool take_from(RingSession& session);
+  void begin_ring_request(RingSession& session, std::uint32_t slot, const engram_request& request);
+  void refuse(std::unique_ptr<Batch> batch);
+  void begin_local_request(std::shared_ptr<LocalRequest> local);
+  bool check_request(const engram_request& request, std::uint64_t ids_bytes, std::uint64_t reply_bytes,
+                     std::uint64_t max_reply_bytes, engram_failure& failure) const;
+  void begin_batch(std::unique_ptr<Batch> batch, const std::uint8_t* ids);
+  void count_request(Batch& batch);
+  void complete(Batch* batch);
+  void answer(Batch& batch, const engram_failure& outcome);
+  std::unique_ptr<Batch> spare_batch();
+
+  // worker_lookup.cpp: rows in DRAM
+  bool look_up_next_large();
+  void look_up_block(Batch& batch);
+  void find_sources(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources);
+  void miss(Batch& batch, std::uint32_t position);
+  void end_look_up(Batch& batch);
+
+  // worker_pages.cpp: rows on the drive
+  void queue_pages(Batch& batch);
+  bool submit_reads();
+  PageQueue& page_queue(const Batch& batch);
+  PageQueue* next_queue_to_read();
+  bool reap_reads();
+  void finish_read(InFlight& flight);
+  void serve_position(Batch& batch, const MissPage& page, const std::uint8_t* buffer, std::uint32_t position);
+  void fail_position(Batch& batch, std::uint64_t page, std::uint32_t position, std::uint32_t status,
+                     std::int32_t error_number);
+
+  EngineShared& shared_;
+  const WorkerOptions options_;
+  std::thread thread_;
+
+  std::mutex mail_mutex_;
+  std::vector<Mail> mail_;              // under mail_mutex_
+  std::atomic<bool> has_mail_{false};   // set under mail_mutex_, sequentially consistent
+  std::atomic<bool> stop_{false};
+  std::atomic<std::uint64_t> open_requests_{0};
+  std::atomic<std::uint32_t> in_flight_{0};
+  std::atomic<bool> io_uring_{false};
+  LatencyHistogram latency_[ENGRAM_LATENCY_CLASSES];
+  Counter prefetch_dropped_rows_;
+
+  std::unique_ptr<PageBuffers> buffers_;
+  std::unique_ptr<PageReader> reader_;
+  std::mutex reader_mutex_;  // guards the pointer against wake() from other threads at start and stop
+  std::vector<InFlight> flights_;               // by buffer
+  std::vector<std::uint32_t> free_buffers_;
+  std::vector<std::unique_ptr<RingSession>> sessions_;
+  std::size_t next_session_ = 0;                // round robin
+  std::vector<std::unique_ptr<Batch>> batches_;  // owns the open ones
+  std::vector<std::unique_ptr<Batch>> spare_batches_;
+  std::deque<Batch*> looking_up_;               // large batches with look-ups to do
+  std::deque<Batch*> looking_up_prefetch_;      // the same, after all demand
+  PageQueue small_pages_;
+  PageQueue large_pages_;
+  PageQueue prefetch_pages_;
+  std::uint64_t prefetch_rows_queued_ = 0;
+  std::uint32_t small_open_ = 0;                // small batches that wait for reads
+  bool retire_later_ = false;                   // a closing session may be free of requests now
+  DistinctRows distinct_;
+  std::vector<std::uint8_t> zero_row_;
+};
+
+}  // namespace engram

@@ -1,0 +1,127 @@
+// Rows in DRAM: look-ups and copies, block by block.
+#include <algorithm>
+
+#include "engine/worker.h"
+
+namespace engram {
+
+// One block of the oldest large batch, or, where there is none, of the oldest prefetch.
+bool Worker::look_up_next_large() {
+  std::deque<Batch*>& queue = looking_up_.empty() ? looking_up_prefetch_ : looking_up_;
+  if (queue.empty()) return false;
+  Batch* batch = queue.front();
+  look_up_block(*batch);
+  if (batch->looked_up) {
+    queue.pop_front();
+    if (batch->finished()) complete(batch);
+  }
+  return true;
+}
+
+void Worker::look_up_block(Batch& batch) {
+  const std::uint32_t begin = batch.next_row;
+  const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
+  const std::uint8_t* sources[RowCache::kBlockRows];
+  RowCache* cache = batch.layer->resident == nullptr ? batch.layer->cache : nullptr;
+  if (cache != nullptr) cache->enter(options_.index);
+  find_sources(batch, begin, count, sources);
+  if (!batch.prefetch) batch.copier(sources, count, batch.destination, begin);
+  if (cache != nullptr) cache->leave(options_.index);
+  batch.next_row += count;
+  if (batch.next_row == batch.row_count()) end_look_up(batch);
+  if (batch.next_page < batch.pages.size()) queue_pages(batch);
+}
+
+// For each position of the block: where its row lies in DRAM, or null where it must be read (it is then among the
+// batch's misses). Inside the cache's epoch.
+void Worker::find_sources(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
+  const Layer& layer = *batch.layer;
+  const std::int64_t* ids = batch.ids.data() + begin;
+  if (layer.resident != nullptr && layer.resident->complete()) {
+    std::uint64_t zeros = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      sources[i] = ids[i] < 0 ? zero_row_.data() : layer.resident->row(static_cast<std::uint64_t>(ids[i]));
+      zeros += ids[i] < 0 ? 1 : 0;
+    }
+    batch.hits += count - zeros;
+    return;
+  }
+
+  if (layer.resident != nullptr) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const auto row = static_cast<std::uint64_t>(ids[i]);
+      sources[i] = ids[i] >= 0 && layer.resident->has_page(layer.page_of(row)) ? layer.resident->row(row) : nullptr;
+    }
+  } else if (layer.cache != nullptr) {
+    std::uint64_t keys[RowCache::kBlockRows] = {};
+    std::uint32_t candidates[RowCache::kBlockRows];
+    // Row id -1 makes a key that no row has.
+    for (std::uint32_t i = 0; i < count; ++i) {
+      keys[i] = RowCache::key(layer.handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
+    }
+    layer.cache->find_block(keys, count, candidates);
+    constexpr std::uint32_t kDistance = 12;
+    for (std::uint32_t i = 0; i < std::min(count, kDistance); ++i) {
+      if (candidates[i] != 0) layer.cache->prefetch(candidates[i]);
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (i + kDistance < count && candidates[i + kDistance] != 0) layer.cache->prefetch(candidates[i + kDistance]);
+      sources[i] = candidates[i] != 0 ? layer.cache->row(candidates[i], keys[i]) : nullptr;
+    }
+  } else {
+    std::fill_n(sources, count, nullptr);
+  }
+
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t position = begin + i;
+    if (ids[i] < 0) {
+      sources[i] = batch.prefetch ? nullptr : zero_row_.data();
+      continue;
+    }
+    if (batch.prefetch) {
+      if (sources[i] == nullptr) miss(batch, position);
+      continue;
+    }
+    // A duplicate counts as its first occurrence did, whatever has happened to the cache since.
+    bool missed = sources[i] == nullptr;
+    if (batch.has_duplicates && batch.first[position] != position) {
+      missed = batch.missed[batch.first[position]] != 0;
+      if (missed) sources[i] = nullptr;
+    }
+    batch.missed[position] = missed ? 1 : 0;
+    batch.misses += missed ? 1 : 0;
+    batch.hits += missed ? 0 : 1;
+    if (sources[i] == nullptr) miss(batch, position);
+  }
+}
+
+// The position waits for its page; or takes the row at once where the page has arrived during the look-up.
+void Worker::miss(Batch& batch, std::uint32_t position) {
+  const std::uint64_t page_number = batch.layer->page_of(static_cast<std::uint64_t>(batch.ids[position]));
+  const std::uint32_t index = batch.pages.find_or_add(page_number);
+  const MissPage& page = batch.pages.at(index);
+  switch (page.state) {
+    case MissPage::State::arrived:
+      serve_position(batch, page, buffers_->at(page.buffer), position);
+      break;
+    case MissPage::State::failed:
+      fail_position(batch, page.page, position, ENGRAM_STATUS_READ_FAILED, page.error_number);
+      break;
+    default:
+      if (page.first_row == 0) ++batch.pages_open;
+      batch.pages.add_row(index, position);
+  }
+}
+
+// No position will be added any more: pages that had arrived early give their buffers back.
+void Worker::end_look_up(Batch& batch) {
+  batch.looked_up = true;
+  for (std::uint32_t i = 0; i < batch.next_page; ++i) {
+    MissPage& page = batch.pages.at(i);
+    if (page.state != MissPage::State::arrived) continue;
+    page.state = MissPage::State::done;
+    free_buffers_.push_back(page.buffer);
+  }
+}
+
+}  // namespace engram

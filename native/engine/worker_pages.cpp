@@ -1,0 +1,142 @@
+// Rows on the drive: pages are read once per batch, every row is checked before it leaves, and offered to the cache.
+#include <algorithm>
+
+#include "engine/worker.h"
+
+namespace engram {
+namespace {
+
+constexpr std::uint32_t kPagesPerTurn = 16;  // of one large batch before the next one's turn
+
+}  // namespace
+
+Worker::PageQueue& Worker::page_queue(const Batch& batch) {
+  if (batch.prefetch) return prefetch_pages_;
+  return batch.row_count() <= kSmallRows ? small_pages_ : large_pages_;
+}
+
+void Worker::queue_pages(Batch& batch) {
+  if (batch.queued) return;
+  batch.queued = true;
+  page_queue(batch).batches.push_back(&batch);
+}
+
+// The queue whose first batch may send a page now: small batches before large ones before prefetches.
+Worker::PageQueue* Worker::next_queue_to_read() {
+  if (free_buffers_.empty()) return nullptr;
+  for (PageQueue* queue : {&small_pages_, &large_pages_, &prefetch_pages_}) {
+    if (queue->batches.empty()) continue;
+    return in_flight_.load(std::memory_order_relaxed) < queue->in_flight_limit ? queue : nullptr;
+  }
+  return nullptr;
+}
+
+bool Worker::submit_reads() {
+  bool submitted = false;
+  while (PageQueue* queue = next_queue_to_read()) {
+    Batch* batch = queue->batches.front();
+    queue->batches.pop_front();
+    std::uint32_t in_flight = in_flight_.load(std::memory_order_relaxed);
+    for (std::uint32_t turn = 0; turn < kPagesPerTurn && batch->next_page < batch->pages.size(); ++turn) {
+      if (free_buffers_.empty() || in_flight >= queue->in_flight_limit) break;
+      MissPage& page = batch->pages.at(batch->next_page);
+      const std::uint32_t buffer = free_buffers_.back();
+      free_buffers_.pop_back();
+      const Layer::Place place = batch->layer->place(page.page);
+      InFlight& flight = flights_[buffer];
+      flight.batch = batch;
+      flight.page = batch->next_page++;
+      flight.read = {};
+      flight.read.file = place.file;
+      flight.read.offset = place.offset;
+      flight.read.bytes = batch->layer->layout.page_bytes;
+      flight.read.buffer = buffer;
+      page.buffer = buffer;
+      page.state = MissPage::State::in_flight;
+      ++batch->page_reads;
+      in_flight_.store(++in_flight, std::memory_order_relaxed);
+      reader_->submit(&flight.read);
+    }
+    if (batch->next_page < batch->pages.size()) {
+      queue->batches.push_back(batch);
+    } else {
+      batch->queued = false;
+    }
+    submitted = true;
+  }
+  if (submitted) reader_->flush();
+  return submitted;
+}
+
+bool Worker::reap_reads() {
+  if (in_flight_.load(std::memory_order_relaxed) == 0 && !reader_->is_io_uring()) return false;
+  PageRead* reads[64];
+  const std::uint32_t count = reader_->reap(reads, 64);
+  for (std::uint32_t i = 0; i < count; ++i) finish_read(flights_[reads[i]->buffer]);
+  if (retire_later_) {
+    retire_later_ = false;
+    retire_closed_sessions();
+  }
+  return count > 0;
+}
+
+void Worker::finish_read(InFlight& flight) {
+  in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+  Batch& batch = *flight.batch;
+  MissPage& page = batch.pages.at(flight.page);
+  const std::uint32_t buffer = flight.read.buffer;
+  if (flight.read.result == 0) {
+    const std::uint8_t* bytes = buffers_->at(buffer);
+    batch.pages.visit_rows(page, [&](std::uint32_t position) { serve_position(batch, page, bytes, position); });
+    page.state = batch.looked_up ? MissPage::State::done : MissPage::State::arrived;
+  } else {
+    page.error_number = -flight.read.result;
+    page.state = MissPage::State::failed;
+    batch.pages.visit_rows(page, [&](std::uint32_t position) {
+      fail_position(batch, page.page, position, ENGRAM_STATUS_READ_FAILED, page.error_number);
+    });
+  }
+  if (page.state != MissPage::State::arrived) free_buffers_.push_back(buffer);
+  --batch.pages_open;
+  if (batch.finished()) {
+    if (!batch.prefetch && batch.row_count() <= kSmallRows) --small_open_;
+    complete(&batch);
+  }
+}
+
+// Checks the row, copies it to its place, offers it to the cache.
+void Worker::serve_position(Batch& batch, const MissPage& page, const std::uint8_t* buffer, std::uint32_t position) {
+  const Layer& layer = *batch.layer;
+  const auto row = static_cast<std::uint64_t>(batch.ids[position]);
+  const auto index = static_cast<std::uint32_t>(row - page.page * layer.layout.rows_per_page);
+  if (!layer.row_ok(buffer, row, index)) {
+    fail_position(batch, page.page, position, ENGRAM_STATUS_PAGE_CORRUPT, 0);
+    return;
+  }
+  const std::uint8_t* bytes = buffer + layer.layout.row_offset(index);
+  if (!batch.prefetch) batch.destination.put(position, bytes);
+  const bool duplicate = batch.has_duplicates && batch.first[position] != position;
+  if (layer.cache != nullptr && layer.resident == nullptr && !duplicate) {
+    layer.cache->admit(RowCache::key(layer.handle, row), bytes);
+  }
+}
+
+void Worker::fail_position(Batch& batch, std::uint64_t page, std::uint32_t position, std::uint32_t status,
+                           std::int32_t error_number) {
+  if (batch.prefetch) return;  // whoever asks for the row will hear of it
+  std::uint64_t& counted = batch.missed[position] != 0 ? batch.misses : batch.hits;
+  --counted;
+  ++batch.rows_failed;
+  if (batch.failure.status != ENGRAM_STATUS_EMPTY && batch.failure.page == page) return;
+  batch.fail(status, position, batch.ids[position], page, error_number);
+  engram_event event{};
+  event.kind = ENGRAM_EVENT_PAGE;
+  event.status = status;
+  event.handle = batch.layer->handle;
+  event.page = page;
+  event.row_id = batch.ids[position];
+  event.error_number = error_number;
+  shared_.events.push(event);
+}
+
+}  // namespace engram

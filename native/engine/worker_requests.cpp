@@ -1,0 +1,340 @@
+// From slots to batches and back: taking, checking and copying what a client submitted, and completing it.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/worker.h"
+#include "ring/futex.h"
+
+namespace engram {
+namespace {
+
+constexpr std::uint32_t kTakePerTurn = 8;                 // requests of one session in a row
+constexpr std::uint64_t kMaxPrefetchRows = 1u << 20;      // queued per worker; more is dropped
+constexpr std::size_t kSpareBatches = 64;
+constexpr std::size_t kSpareRows = 1u << 16;              // a spare batch keeps memory for at most this many rows
+constexpr std::uint32_t kReplyAlignment = 64;
+constexpr std::uint32_t kIdsAlignment = 8;
+
+std::uint64_t now_ns() { return static_cast<std::uint64_t>(monotonic_ns()); }
+
+// Copies ids out of memory that somebody else may be writing: each block is read once into private memory, and only that
+// is looked at. Returns the position of the first id outside -1 .. rows - 1, or count.
+template <typename Id>
+std::uint32_t copy_ids(const std::uint8_t* source, std::uint32_t count, std::uint64_t rows, std::int64_t* ids,
+                       std::uint64_t* zeros) {
+  constexpr std::uint32_t kBlock = 1024;
+  Id block[kBlock];
+  std::uint64_t zero_count = 0;
+  for (std::uint32_t begin = 0; begin < count; begin += kBlock) {
+    const std::uint32_t size = std::min(kBlock, count - begin);
+    std::memcpy(block, source + std::uint64_t{begin} * sizeof(Id), size * sizeof(Id));
+    asm volatile("" : : "r"(block) : "memory");  // the compiler must not read the source again
+    std::uint64_t bad = 0;
+    for (std::uint32_t i = 0; i < size; ++i) {
+      const std::int64_t id = block[i];
+      ids[begin + i] = id;
+      bad |= static_cast<std::uint64_t>(id + 1) > rows ? 1 : 0;
+      zero_count += id == -1 ? 1 : 0;
+    }
+    if (bad != 0) {
+      for (std::uint32_t i = 0; i < size; ++i) {
+        if (static_cast<std::uint64_t>(ids[begin + i] + 1) > rows) return begin + i;
+      }
+    }
+  }
+  *zeros = zero_count;
+  return count;
+}
+
+engram_failure outcome_of(std::uint32_t status) {
+  engram_failure outcome{};
+  outcome.status = status;
+  return outcome;
+}
+
+}  // namespace
+
+std::unique_ptr<Batch> Worker::spare_batch() {
+  if (spare_batches_.empty()) return std::make_unique<Batch>();
+  std::unique_ptr<Batch> batch = std::move(spare_batches_.back());
+  spare_batches_.pop_back();
+  return batch;
+}
+
+bool Worker::take_requests() {
+  bool worked = false;
+  const std::size_t count = sessions_.size();
+  for (std::size_t turn = 0; turn < count; ++turn) {
+    if (next_session_ >= count) next_session_ = 0;
+    worked |= take_from(*sessions_[next_session_++]);
+  }
+  return worked;
+}
+
+bool Worker::take_from(RingSession& session) {
+  if (session.closing) return false;
+  session.held_back = false;
+  const std::uint32_t submitted = session.submitted(session.tail());
+  if (submitted == 0) return false;
+  bool violated = submitted > session.geometry().slot_count;
+  std::uint32_t taken = 0;
+  for (; taken < std::min(submitted, kTakePerTurn) && !violated; ++taken) {
+    std::uint32_t slot = 0;
+    engram_request request;
+    const RingSession::Take result = session.take(&slot, &request);
+    if (result == RingSession::Take::later) {
+      session.held_back = true;
+      return taken > 0;
+    }
+    if (result == RingSession::Take::violation) {
+      violated = true;
+      break;
+    }
+    open_requests_.fetch_add(1, std::memory_order_seq_cst);
+    begin_ring_request(session, slot, request);
+  }
+  if (violated) {
+    // Served no more; the event loop logs it and closes the socket, which closes the session.
+    session.closing = true;
+    reader_->unwatch(session.doorbell());
+    engram_event event{};
+    event.kind = ENGRAM_EVENT_VIOLATION;
+    event.session = session.id;
+    std::strcpy(event.text, "its submit ring names more slots than there are, or one that is still in use");
+    shared_.events.push(event);
+  }
+  return true;
+}
+
+// True where the request makes sense; its ids are still to be checked.
+bool Worker::check_request(const engram_request& request, std::uint64_t ids_bytes, std::uint64_t reply_bytes,
+                           std::uint64_t max_reply_bytes, engram_failure& failure) const {
+  if (shared_.stopping.load(std::memory_order_seq_cst)) {
+    failure = outcome_of(ENGRAM_STATUS_STOPPING);
+    return false;
+  }
+  const Layer* layer = shared_.layer(request.handle);
+  if (layer == nullptr) {
+    failure = outcome_of(ENGRAM_STATUS_UNKNOWN_TABLE);
+    return false;
+  }
+  const auto within = [](std::uint64_t offset, std::uint64_t bytes, std::uint64_t area) {
+    return bytes <= area && offset <= area - bytes;
+  };
+  const bool prefetch = request.operation == ENGRAM_OPERATION_PREFETCH;
+  const std::uint64_t ids = std::uint64_t{request.row_count} * request.id_bytes;
+  const std::uint64_t reply = std::uint64_t{request.row_count} * layer->row_bytes;
+  const bool good =
+      (prefetch || request.operation == ENGRAM_OPERATION_FETCH) && (request.id_bytes == 4 || request.id_bytes == 8) &&
+      (request.layout == ENGRAM_LAYOUT_PACKED ||
+       (request.layout == ENGRAM_LAYOUT_SPLIT && layer->value_bytes < layer->row_bytes)) &&
+      within(request.ids_offset, ids, ids_bytes) && request.ids_offset % kIdsAlignment == 0 &&
+      (prefetch || (within(request.reply_offset, reply, reply_bytes) && reply <= max_reply_bytes &&
+                    request.reply_offset % kReplyAlignment == 0)) &&
+      request.part_index < request.part_count && request.reserved == 0;
+  if (!good) failure = outcome_of(ENGRAM_STATUS_BAD_REQUEST);
+  return good;
+}
+
+// Answers a request that did not get as far as its ids.
+void Worker::refuse(std::unique_ptr<Batch> batch) {
+  batch->looked_up = true;
+  batch->ids.clear();
+  batch->layer = shared_.layer(batch->request.handle);
+  if (batch->layer != nullptr) count_request(*batch);
+  batches_.push_back(std::move(batch));
+  complete(batches_.back().get());
+}
+
+void Worker::begin_ring_request(RingSession& session, std::uint32_t slot, const engram_request& request) {
+  std::unique_ptr<Batch> batch = spare_batch();
+  batch->session = &session;
+  batch->slot = slot;
+  batch->request = request;
+  batch->taken_ns = now_ns();
+  const engram_ring_geometry& geometry = session.geometry();
+  if (!check_request(request, geometry.ids_bytes, geometry.arena_bytes, geometry.max_reply_bytes, batch->failure)) {
+    refuse(std::move(batch));
+    return;
+  }
+  batch->layer = shared_.layer(request.handle);
+  if (request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = session.arena(request.reply_offset);
+  begin_batch(std::move(batch), session.ids(request.ids_offset));
+}
+
+void Worker::begin_local_request(std::shared_ptr<LocalRequest> local) {
+  open_requests_.fetch_add(1, std::memory_order_seq_cst);
+  std::unique_ptr<Batch> batch = spare_batch();
+  batch->local = std::move(local);
+  batch->request = batch->local->request;
+  batch->taken_ns = now_ns();
+  const std::uint64_t reply_bytes = batch->local->reply.size();
+  if (!check_request(batch->request, batch->local->ids.size(), reply_bytes, reply_bytes, batch->failure)) {
+    refuse(std::move(batch));
+    return;
+  }
+  batch->layer = shared_.layer(batch->request.handle);
+  if (batch->request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = batch->local->reply.data();
+  const std::uint8_t* ids = batch->local->ids.data();
+  begin_batch(std::move(batch), ids);
+}
+
+void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) {
+  Batch& batch = *owned;
+  batches_.push_back(std::move(owned));
+  const Layer& layer = *batch.layer;
+  const engram_request& request = batch.request;
+  const std::uint32_t count = request.row_count;
+  batch.prefetch = request.operation == ENGRAM_OPERATION_PREFETCH;
+  count_request(batch);
+
+  batch.ids.resize(count);
+  std::uint64_t zeros = 0;
+  const std::uint32_t bad = request.id_bytes == 4
+                                ? copy_ids<std::int32_t>(ids, count, layer.rows, batch.ids.data(), &zeros)
+                                : copy_ids<std::int64_t>(ids, count, layer.rows, batch.ids.data(), &zeros);
+  if (bad < count) {
+    batch.fail(ENGRAM_STATUS_ROW_ID, bad, batch.ids[bad], 0, 0);
+    batch.ids.clear();
+    batch.looked_up = true;
+    complete(&batch);
+    return;
+  }
+
+  if (batch.prefetch) {
+    // The slot is the client's again at once; what follows is best effort, and useless without a row cache.
+    answer(batch, outcome_of(ENGRAM_STATUS_OK));
+    batch.session = nullptr;
+    batch.local.reset();
+    const bool useful = layer.cache != nullptr && layer.resident == nullptr;
+    if (useful && prefetch_rows_queued_ + count > kMaxPrefetchRows) prefetch_dropped_rows_.add(count);
+    if (!useful || prefetch_rows_queued_ + count > kMaxPrefetchRows) {
+      batch.ids.clear();
+      batch.looked_up = true;
+      complete(&batch);
+      return;
+    }
+    prefetch_rows_queued_ += count;
+    looking_up_prefetch_.push_back(&batch);
+    return;
+  }
+
+  batch.rows_zero = zeros;
+  if (request.layout == ENGRAM_LAYOUT_SPLIT) {
+    batch.destination.value_bytes = layer.value_bytes;
+    batch.destination.scale_bytes = layer.row_bytes - layer.value_bytes;
+    batch.destination.scales = batch.destination.values + std::uint64_t{count} * layer.value_bytes;
+  } else {
+    batch.destination.value_bytes = layer.row_bytes;
+  }
+  batch.copier = choose_copier(batch.destination.value_bytes, batch.destination.scale_bytes);
+  const bool all_in_dram = layer.resident != nullptr && layer.resident->complete();
+  if (!all_in_dram) {
+    batch.first.resize(count);
+    batch.missed.assign(count, 0);
+  }
+  batch.rows_distinct = distinct_.find(batch.ids.data(), count, all_in_dram ? nullptr : batch.first.data());
+  batch.has_duplicates = !all_in_dram && batch.rows_distinct + zeros < count;
+
+  if (count <= kSmallRows) {
+    while (!batch.looked_up) look_up_block(batch);
+    if (batch.finished()) {
+      complete(&batch);
+    } else {
+      ++small_open_;
+    }
+  } else {
+    looking_up_.push_back(&batch);
+  }
+}
+
+// A request split by the client counts once, when its first part comes.
+void Worker::count_request(Batch& batch) {
+  const engram_request& request = batch.request;
+  LayerCounters& counters = batch.layer->counters[options_.index];
+  RingSession* session = batch.session;
+  if (request.part_count > 1 && session != nullptr) {
+    auto& splits = session->split_requests;
+    const bool known = std::any_of(splits.begin(), splits.end(), [&](const SplitRequest& split) {
+      return split.request_id == request.request_id;
+    });
+    if (known) return;
+    if (splits.size() >= session->geometry().slot_count) splits.erase(splits.begin());
+    splits.push_back({request.request_id, batch.taken_ns, 0, false});
+  } else if (request.part_count > 1 && request.part_index > 0) {
+    return;
+  }
+  counters.requests.add(1);
+  if (session != nullptr) session->counters->requests.add(1);
+}
+
+// Ends a batch: counts it, answers, and keeps its memory for another.
+void Worker::complete(Batch* batch) {
+  engram_failure outcome = batch->failure;
+  if (outcome.status == ENGRAM_STATUS_EMPTY) outcome.status = ENGRAM_STATUS_OK;
+  if (batch->prefetch) {
+    if (batch->layer != nullptr) {
+      batch->layer->counters[options_.index].prefetch_reads.add(batch->page_reads);
+      prefetch_rows_queued_ -= std::min<std::uint64_t>(prefetch_rows_queued_, batch->ids.size());
+    }
+  } else if (batch->layer != nullptr && outcome.status != ENGRAM_STATUS_ROW_ID) {
+    LayerCounters& counters = batch->layer->counters[options_.index];
+    counters.rows_zero.add(batch->rows_zero);
+    counters.dram_hits.add(batch->hits);
+    counters.dram_misses.add(batch->misses);
+    counters.rows_failed.add(batch->rows_failed);
+    counters.rows_unique.add(batch->rows_distinct);
+    counters.nvme_reads.add(batch->page_reads);
+    if (batch->session != nullptr) batch->session->counters->rows.add(batch->row_count());
+  }
+  if (batch->session != nullptr || batch->local != nullptr) answer(*batch, outcome);
+
+  const auto place = std::find_if(batches_.begin(), batches_.end(), [&](const auto& open) { return open.get() == batch; });
+  std::unique_ptr<Batch> owned = std::move(*place);
+  *place = std::move(batches_.back());
+  batches_.pop_back();
+  if (spare_batches_.size() < kSpareBatches && owned->ids.capacity() <= kSpareRows) {
+    owned->reset();
+    spare_batches_.push_back(std::move(owned));
+  }
+}
+
+// The answer itself, with the request's latency and error counts. Counters come first: whoever sees the completion sees them.
+void Worker::answer(Batch& batch, const engram_failure& outcome) {
+  const engram_request& request = batch.request;
+  RingSession* session = batch.session;
+  bool count_error = outcome.status != ENGRAM_STATUS_OK;
+  bool last = request.part_count <= 1 || session == nullptr;
+  std::uint64_t rows = batch.row_count();
+  std::uint64_t began_ns = batch.taken_ns;
+  if (!last) {
+    auto& splits = session->split_requests;
+    const auto split = std::find_if(splits.begin(), splits.end(), [&](const SplitRequest& candidate) {
+      return candidate.request_id == request.request_id;
+    });
+    if (split != splits.end()) {
+      count_error = count_error && !split->failed;
+      split->failed = split->failed || outcome.status != ENGRAM_STATUS_OK;
+      last = ++split->parts_done == request.part_count;
+      rows = request.total_rows;
+      began_ns = split->taken_ns;
+      if (last) splits.erase(split);
+    }
+  }
+  if (batch.layer != nullptr && count_error) batch.layer->counters[options_.index].errors[outcome.status].add(1);
+  if (last && !batch.prefetch && outcome.status == ENGRAM_STATUS_OK) latency_[latency_class(rows)].add(now_ns() - began_ns);
+
+  if (session != nullptr) {
+    session->complete(batch.slot, outcome, batch.hits, batch.misses);
+    if (session->closing && session->in_flight() == 0) retire_later_ = true;
+  } else if (batch.local != nullptr) {
+    {
+      const std::lock_guard lock(batch.local->mutex);
+      batch.local->outcome = outcome;
+    }
+    batch.local->done.notify_all();
+  }
+  open_requests_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+}  // namespace engram
