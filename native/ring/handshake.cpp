@@ -123,6 +123,11 @@ int send(int socket, const void* bytes, std::size_t size, const Deadline& deadli
   return fail(error, status, errno, "the daemon hung up: %m");
 }
 
+bool has_message(int socket) {
+  pollfd entry{socket, POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
 // Any message in an answer's place: a refusal becomes its own status and sentence.
 int expect(const Message& message, uint16_t kind, std::size_t size, engram_error* error) {
   const engram_message head = message.head();
@@ -266,6 +271,11 @@ int request_catalogue(int socket, uint32_t timeout_ms, Catalogue& catalogue, eng
   const Deadline deadline(timeout_ms);
   const engram_message request{ENGRAM_MESSAGE_MAGIC, ENGRAM_PROTOCOL_VERSION, ENGRAM_KIND_CATALOGUE_REQUEST,
                                sizeof request, 0};
+  // What is there is a late answer to a request that was given up.
+  while (has_message(socket)) {
+    Message late;
+    if (const int status = receive(socket, deadline, late, error)) return status;
+  }
   if (const int status = send(socket, &request, sizeof request, deadline, error)) return status;
   Message message;
   // A signal in between must not leave the answer for the next request to find, so the wait is repeated here.

@@ -1,0 +1,58 @@
+"""Client of the engramd daemon: rows of its tables by row id, over shared memory or ZeroMQ.
+
+import engram_client
+with engram_client.connect() as client:
+    table = client.table("demo", layer=1)
+    rows = table.fetch(ids)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .client import Client, connect
+from .errors import (
+    Busy,
+    DaemonLost,
+    EngramError,
+    PageCorrupt,
+    ReadFailed,
+    RequestTimeout,
+    RowIdError,
+    TableMismatch,
+    UnknownTable,
+)
+from .table import Table, Ticket
+
+if TYPE_CHECKING:
+    from .hasher import NgramHasher
+
+__all__ = [
+    "Busy",
+    "Client",
+    "DaemonLost",
+    "EngramError",
+    "NgramHasher",
+    "PageCorrupt",
+    "ReadFailed",
+    "RequestTimeout",
+    "RowIdError",
+    "Table",
+    "TableMismatch",
+    "Ticket",
+    "UnknownTable",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded at first use: programs that only fetch rows need no hash.
+    if name == "NgramHasher":
+        from .hasher import NgramHasher
+
+        return NgramHasher
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

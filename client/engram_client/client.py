@@ -1,0 +1,102 @@
+"""connect(), and what every client can do whichever way it reaches its daemon."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .errors import DaemonLost
+
+if TYPE_CHECKING:
+    from .table import Table
+
+SYSTEM_SOCKET = "/run/engramd/engramd.sock"
+
+
+class Client(ABC):
+    """A connection to one daemon. Made by connect(); may be used from any number of threads.
+
+    A client survives its daemon: calls in flight raise DaemonLost, and the next call connects again. After a fork the
+    child's client opens its own session at its first call; tickets and views of the parent are not usable there.
+    """
+
+    #: Most rows of one ticket (Table.submit). Table.fetch takes any number.
+    max_ticket_rows: int
+
+    @abstractmethod
+    def table(self, name: str | None = None, layer: int | None = None, identity: str | None = None) -> Table:
+        """A handle on one layer of one table.
+
+        What is left out may be left out only where a single layer fits. identity (64 hexadecimal digits) pins the
+        content; with None the handle follows a reload as long as the geometry stays equal.
+        Raises UnknownTable, TableMismatch, DaemonLost.
+        """
+
+    @abstractmethod
+    def stats(self, *, timeout: float | None = 5.0) -> dict[str, Any]:
+        """The daemon's counters, as `engramd stats --json` prints them. Raises DaemonLost, RequestTimeout (seconds)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hangs up and waits for nothing. Closing twice is harmless.
+
+        Calls in flight in other threads raise EngramError. Views of unreleased tickets stay readable.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def find_target() -> str:
+    """The daemon's address where none is given: ENGRAMD_SOCKET, else the first of the two usual sockets that exists."""
+    named = os.environ.get("ENGRAMD_SOCKET")
+    if named:
+        return named
+    candidates = [SYSTEM_SOCKET]
+    runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime_folder:
+        candidates.append(os.path.join(runtime_folder, "engramd.sock"))
+    for candidate in candidates:
+        if Path(candidate).exists() or Path(candidate + ".ring").exists():
+            return candidate
+    raise DaemonLost(f"no daemon found: there is no socket at {' or '.join(candidates)}, and ENGRAMD_SOCKET is not set")
+
+
+def connect(
+    target: str | os.PathLike[str] | None = None,
+    *,
+    arena_bytes: int = 0,
+    spin_us: int | None = None,
+    timeout: float = 5.0,
+    name: str | None = None,
+) -> Client:
+    """Opens a session with a daemon.
+
+    target: the daemon's socket path; "tcp://host:port" for the same API over ZeroMQ, with rows in private memory; or
+    "ipc-control:PATH" for the same over the local control socket, where memory cannot be shared. None: ENGRAMD_SOCKET,
+    then /run/engramd/engramd.sock, then $XDG_RUNTIME_DIR/engramd.sock.
+    arena_bytes: size of the reply arena (0 = the daemon's choice, which is also the most).
+    spin_us: how long a wait looks for its reply before it sleeps, in microseconds; None fits it to the batch
+    (20 + 0.1 a row, at most 500), 0 sleeps at once. timeout: of the handshake, in seconds. name: for the daemon's log.
+    Raises DaemonLost where nobody answers (it does not retry), Busy where the daemon takes no more sessions.
+    """
+    address = find_target() if target is None else os.fspath(target)
+    if spin_us is not None and not 0 <= spin_us <= 1_000_000:
+        raise ValueError(f"spin_us must be 0 .. 1000000, not {spin_us}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be more than 0 seconds, not {timeout}")
+    if "://" in address or address.startswith("ipc-control:"):
+        from .control_client import ControlClient
+
+        return ControlClient(address, timeout)
+    from .ring_client import RingClient
+
+    return RingClient(address, arena_bytes=arena_bytes, spin_us=spin_us, timeout=timeout, name=name)
