@@ -32,6 +32,11 @@ class Files:
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
+    def notify(self, text: str) -> None:
+        """Tells the person who waits something worth knowing."""
+        if self._notice:
+            self._notice(text)
+
     # Reading
 
     def open_direct(self, path: str, flags: int, mode: int = 0o644) -> int:
@@ -78,8 +83,8 @@ class Files:
     def _say_buffered(self, path: str) -> None:
         with self._lock:
             directory = os.path.dirname(path)
-            if self._notice and directory not in self._said:
-                self._notice(f"{directory}: the file system refuses O_DIRECT; using buffered reads and writes there")
+            if directory not in self._said:
+                self.notify(f"{directory}: the file system refuses O_DIRECT; using buffered reads and writes there")
             self._said.add(directory)
 
     # Changing

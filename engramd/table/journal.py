@@ -1,6 +1,6 @@
 """The record of a pack in progress: what it packs (journal.json) and which chunks are durable (digests.bin).
 
-A record in digests.bin vouches for the data of its chunk: it is appended only after the data files were synced.
+A record in digests.bin vouches for the data of its chunk: it is written only after the data files were synced.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ class DigestLog:
         self._durable = len(done)
         self.digests = list(done)
         self._fd = files.open(path, os.O_RDWR)
-        files.truncate(self._fd, self._durable * RECORD_BYTES)  # a torn record behind the last good one
 
     def add(self, digest: bytes) -> None:
         self.digests.append(digest)

@@ -162,7 +162,7 @@ def check_data_files(manifest: Manifest) -> None:
 
 
 def parse(data: bytes, directory: str) -> Manifest:
-    """The checked manifest `data` of a table at the absolute path `directory`. Reads no other file; raises EngramdError."""
+    """The checked manifest `data` of a table at the absolute path `directory`. Reads no file; raises EngramdError."""
     return _Checker(os.path.join(directory, NAME), directory).manifest(data)
 
 

@@ -25,7 +25,7 @@ from engramd.sizes import format_size
 from engramd.table.codec import PageFormat
 from engramd.table.files import Files, aligned_buffer, explain
 from engramd.table.geometry import Chunk, Geometry, Striping
-from engramd.table.journal import DigestLog, Journal, read_digests, read_journal
+from engramd.table.journal import RECORD_BYTES, DigestLog, Journal, read_digests, read_journal
 from engramd.table.manifest import PART_NAMES, Layer, Manifest, Part, Source
 from engramd.table.pipeline import WriteBehind, read_ahead
 from engramd.table.publish import (
@@ -155,7 +155,7 @@ class _Packer:
         planned = [file for plan in plans for file in plan.files]
         self.check_space(directory, planned)
         if fresh:
-            directory.begin(planned, journal.to_json())
+            directory.begin(planned, journal.to_json(), RECORD_BYTES * sum(1 for _ in self.chunks(plans)))
         digests = self.write(directory, journal, plans, digests)
         self.source.check_unchanged()
         manifest = self.manifest(directory, journal, plans, digests)
@@ -182,6 +182,8 @@ class _Packer:
             if current and not restart:
                 self.check_same_source(directory, journal, stripes)
                 digests = self.durable_digests(directory, journal)
+                total = sum(self.shape.chunk_count(layer.rows) for layer in self.source.layers)
+                self.files.notify(f"going on with an interrupted pack: {len(digests)} of {total} chunks are there")
                 return journal, digests
             # Another try's, or what a pack left that was killed after it had published.
             directory.discard(self.planned_of(directory, journal))

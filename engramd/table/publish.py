@@ -128,13 +128,16 @@ class TableDirectory:
     def next_generation(self) -> int:
         return self.published.generation + 1 if self.published else 1
 
-    def begin(self, planned: Iterable[PlannedFile], journal: bytes) -> None:
-        """Makes a fresh work folder. The journal appears last, so a folder without one holds nothing to go on with."""
+    def begin(self, planned: Sequence[PlannedFile], journal: bytes, digests_bytes: int = 0) -> None:
+        """Makes a fresh work folder. The journal appears last, so a folder without one holds nothing to go on with.
+
+        The room for the digests is taken at once: where a drive fills up later, finished chunks can still be recorded.
+        """
         files = self._files
         files.mkdir(self.partial)
         for file in planned:
             files.close(files.open(file.work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
-        files.write_file(os.path.join(self.partial, DIGESTS_NAME), b"")
+        files.write_file(os.path.join(self.partial, DIGESTS_NAME), bytes(digests_bytes))
         self._sync_folders(planned)
         files.write_file(os.path.join(self.partial, JOURNAL_NAME + ".new"), journal)
         files.rename(os.path.join(self.partial, JOURNAL_NAME + ".new"), os.path.join(self.partial, JOURNAL_NAME))
