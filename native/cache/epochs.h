@@ -1,9 +1,9 @@
 // Epoch-based reclamation. A reader announces the epoch in which it began; what was retired may be reused once every
 // active reader has begun in a later epoch. Readers take no lock and write one word of their own.
 //
-// Why it is safe: a reader stores its announcement before it loads any slot number, a writer removes a slot number before
-// it loads the announcements, all four sequentially consistent. So either the writer sees the reader, or the reader no
-// longer finds the slot.
+// Why it is safe: a reader stores its announcement before it loads any slot number, a writer removes a slot number
+// before it loads the announcements, all four sequentially consistent. So either the writer sees the reader, or the
+// reader no longer finds the slot.
 #pragma once
 
 #include <atomic>

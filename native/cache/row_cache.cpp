@@ -5,11 +5,11 @@
 namespace engram {
 namespace {
 
-constexpr std::uint32_t kSmallShare = 10;       // one slot in ten is in the small region
-constexpr std::uint8_t kPromotionHits = 2;      // hits in the small region that lead to the main one
-constexpr std::uint32_t kMaxReserve = 64;       // free slots kept ready per region
-constexpr std::uint64_t kRowsPerBucket = 6;     // of eight entries: 0.75 load
-constexpr std::uint32_t kPrefetchDistance = 16; // index lines ahead
+constexpr std::uint32_t kSmallShare = 10;        // one slot in ten is in the small region
+constexpr std::uint8_t kPromotionHits = 2;       // hits in the small region that lead to the main one
+constexpr std::uint32_t kMaxReserve = 64;        // free slots kept ready per region
+constexpr std::uint64_t kRowsPerBucket = 6;      // of eight entries: 0.75 load
+constexpr std::uint32_t kPrefetchDistance = 16;  // index lines ahead
 
 std::uint32_t stride_of(const RowCache::Options& options) {
   const std::uint32_t row_bytes = options.simulated_rows != 0 ? 0 : options.row_bytes;
@@ -18,14 +18,17 @@ std::uint32_t stride_of(const RowCache::Options& options) {
 
 }  // namespace
 
-std::uint64_t RowCache::index_buckets(std::uint64_t capacity) { return (capacity + kRowsPerBucket - 1) / kRowsPerBucket; }
+std::uint64_t RowCache::index_buckets(std::uint64_t capacity) {
+  return (capacity + kRowsPerBucket - 1) / kRowsPerBucket;
+}
 
 std::uint64_t RowCache::plan_capacity(const Options& options) {
   if (options.simulated_rows != 0) return std::min<std::uint64_t>(options.simulated_rows, kNoSlot - 1);
   const std::uint64_t stride = stride_of(options);
   const auto needed = [&](std::uint64_t rows) {
     const std::uint64_t ghost_sets = (rows + GhostTable::kSetEntries - 1) / GhostTable::kSetEntries;
-    const std::uint64_t lists = 2 * kMaxReserve * (sizeof(std::uint32_t) + sizeof(Retired));
+    const std::uint64_t lists =
+        std::min<std::uint64_t>(2 * kMaxReserve, rows / 4 + 2) * (sizeof(std::uint32_t) + sizeof(Retired));
     return rows * stride + index_buckets(rows) * sizeof(RowIndex::Bucket) + ghost_sets * GhostTable::kSetBytes + lists;
   };
   std::uint64_t rows = options.budget_bytes / (stride + 14);
@@ -93,7 +96,9 @@ RowIndex::Entry RowCache::entry_of_slot(std::uint32_t slot, std::uint64_t hash) 
   return found;
 }
 
-void RowCache::retire(std::uint32_t slot) { region_of(slot).limbo.push_back({slot, epochs_.retire()}); }
+void RowCache::retire(std::uint32_t slot) {
+  region_of(slot).limbo.push_back({slot, epochs_.retire()});
+}
 
 void RowCache::reclaim(Region& region) {
   if (region.limbo.empty()) return;
@@ -172,7 +177,11 @@ void RowCache::admit(std::uint64_t key, const std::uint8_t* row) {
   const std::uint64_t hash = RowIndex::hash(key);
   const std::lock_guard lock(mutex_);
   if (find_exact(key) != nullptr) return;
-  const std::uint32_t slot = allocate(ghosts_.take(hash) ? main_ : small_);
+  // Nothing is evicted while there are slots that have never held a row.
+  const bool small_is_full = small_.next_unused == small_.end;
+  const bool main_is_full = main_.next_unused == main_.end;
+  const bool to_main = ghosts_.take(hash) || (small_is_full && !main_is_full);
+  const std::uint32_t slot = allocate(to_main ? main_ : small_);
   if (slot == kNoSlot) return;
   std::uint8_t* target = slot_at(slot);
   std::memcpy(target, &key, sizeof key);

@@ -1,8 +1,9 @@
 // The row cache: rows of one size, packed, in DRAM, under a byte budget that includes all of its metadata.
 //
-// Policy: S3-FIFO. A new row enters the small region (a tenth of the slots); one that left it unread and is asked for again, or that
-// was read twice there, enters the main region. Both regions are swept by a clock hand in slot order, which is FIFO order
-// with reinsertion, without queues: a row with hits in the main region stays where it is and loses one hit.
+// Policy: S3-FIFO. A new row enters the small region (a tenth of the slots); one that left it unread and is asked for
+// again, or that was read twice there, enters the main region. Both regions are swept by a clock hand in slot order,
+// which is FIFO order with reinsertion, without queues: a row with hits in the main region stays where it is and loses
+// one hit.
 //
 // Readers (find_block, row) take no lock: they run inside an epoch (see epochs.h). Writers (admit) hold the mutex.
 // A slot is rewritten only after every reader that could have found it has left its epoch.
@@ -56,10 +57,12 @@ class RowCache {
   // Inside an epoch: slots[i] = slot + 1 of a candidate for keys[i], or 0. At most kBlockRows keys.
   void find_block(const std::uint64_t* keys, std::uint32_t count, std::uint32_t* slots) const;
 
-  // Inside an epoch: the row of a candidate if it really has the key, else looks at the other candidates; nullptr = miss.
+  // Inside an epoch: the row of a candidate if it really has the key, else looks at the other candidates; nullptr =
+  // miss.
   const std::uint8_t* row(std::uint32_t candidate, std::uint64_t key) const {
     const std::uint8_t* slot = slot_at(candidate - 1);
-    if (key_of(slot) == key) [[likely]] return slot + sizeof(std::uint64_t);
+    if (key_of(slot) == key) [[likely]]
+      return slot + sizeof(std::uint64_t);
     return find_exact(key);
   }
   void prefetch(std::uint32_t candidate) const {

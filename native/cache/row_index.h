@@ -1,10 +1,10 @@
-// The row cache's index: from a row's key to a slot number. Buckets of one cache line hold eight entries: a 16-bit tag, a slot
-// number and a small hit count each. A key lives in its first bucket, or, where that was full, in its second one; the
-// first then carries an overflow count, so that a look-up reads the second line only if it can matter.
+// The row cache's index: from a row's key to a slot number. Buckets of one cache line hold eight entries: a 16-bit tag,
+// a slot number and a small hit count each. A key lives in its first bucket, or, where that was full, in its second
+// one; the first then carries an overflow count, so that a look-up reads the second line only if it can matter.
 //
-// One writer at a time (the cache's lock); readers need no lock but an epoch. A tag match is a candidate: the slot's own
-// key decides. The hit count may be raised by a reader just as the entry is given to another key: that key then starts
-// with a hit too many, which harms nobody.
+// One writer at a time (the cache's lock); readers need no lock but an epoch. A tag match is a candidate: the slot's
+// own key decides. The hit count may be raised by a reader just as the entry is given to another key: that key then
+// starts with a hit too many, which harms nobody.
 #pragma once
 
 #include <algorithm>
@@ -101,8 +101,8 @@ class RowIndex {
 
   static std::uint16_t tag(std::uint64_t hash) { return static_cast<std::uint16_t>(hash); }
 
-  // Bit 16 * i + 15 is set where tag i of the word equals the tag (and perhaps above a true match, never below the first
-  // one: candidates are checked by key).
+  // Bit 16 * i + 15 is set where tag i of the word equals the tag (and perhaps above a true match, never below the
+  // first one: candidates are checked by key).
   static std::uint64_t match(std::uint64_t word, std::uint64_t repeated_tag) {
     const std::uint64_t difference = word ^ repeated_tag;
     return (difference - 0x0001000100010001ull) & ~difference & 0x8000800080008000ull;

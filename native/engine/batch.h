@@ -35,9 +35,9 @@ struct Batch {
   engram_request request{};
   std::uint64_t taken_ns = 0;
 
-  std::vector<std::int64_t> ids;      // validated
-  std::vector<std::uint32_t> first;   // first position with the same id; only where the batch has duplicates
-  std::vector<std::uint8_t> missed;   // by position: its row had to be read
+  std::vector<std::int64_t> ids;     // validated
+  std::vector<std::uint32_t> first;  // first position with the same id; only where the batch has duplicates
+  std::vector<std::uint8_t> missed;  // by position: its row had to be read
   Destination destination;
   RowCopier copier = nullptr;
   bool has_duplicates = false;
@@ -61,7 +61,8 @@ struct Batch {
   std::uint32_t row_count() const { return static_cast<std::uint32_t>(ids.size()); }
   bool finished() const { return looked_up && pages_open == 0; }
 
-  void fail(std::uint32_t status, std::uint64_t position, std::int64_t row, std::uint64_t page, std::int32_t error_number) {
+  void fail(std::uint32_t status, std::uint64_t position, std::int64_t row, std::uint64_t page,
+            std::int32_t error_number) {
     if (failure.status == ENGRAM_STATUS_EMPTY) failure = {status, error_number, position, row, page};
   }
 

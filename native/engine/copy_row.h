@@ -1,5 +1,5 @@
-// Copying rows to their place in a reply. Row sizes are properties of a table; the common one (264 bytes) and its parts get loops with
-// constant bounds, in the widest vectors that the machine has.
+// Copying rows to their place in a reply. Row sizes are properties of a table; the common one (264 bytes) and its parts
+// get loops with constant bounds, in the widest vectors that the machine has.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace engram {
 
-// Where a batch's rows go. Packed: row i at values + i * value_bytes, scale_bytes 0. Split: value and scale parts apart.
-// Null values: nowhere (a prefetch).
+// Where a batch's rows go. Packed: row i at values + i * value_bytes, scale_bytes 0. Split: value and scale parts
+// apart. Null values: nowhere (a prefetch).
 struct Destination {
   std::uint8_t* values = nullptr;
   std::uint8_t* scales = nullptr;

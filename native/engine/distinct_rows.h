@@ -1,4 +1,5 @@
-// Finds the duplicates inside one batch: for each position, the position of the same row's first occurrence. Scratch of one worker.
+// Finds the duplicates inside one batch: for each position, the position of the same row's first occurrence. Scratch of
+// one worker.
 #pragma once
 
 #include <algorithm>

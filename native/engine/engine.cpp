@@ -41,7 +41,8 @@ std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::
     return nullptr;
   }
   if (options.in_flight_cap > kMaxInFlight) {
-    error = "in_flight_cap is " + std::to_string(options.in_flight_cap) + ", the limit is " + std::to_string(kMaxInFlight);
+    error =
+        "in_flight_cap is " + std::to_string(options.in_flight_cap) + ", the limit is " + std::to_string(kMaxInFlight);
     return nullptr;
   }
   if (options.arena_bytes < kMinArenaBytes || options.arena_bytes > kMaxArenaBytes) {
@@ -104,8 +105,9 @@ bool Engine::place_in_dram(std::string& error) {
     RowCache::Options cache;
     cache.row_bytes = row_bytes;
     cache.readers = options_.workers;
-    cache.budget_bytes = static_cast<std::uint64_t>(static_cast<long double>(options_.dram_bytes) *
-                                                    static_cast<long double>(bytes) / static_cast<long double>(all_bytes));
+    cache.budget_bytes =
+        static_cast<std::uint64_t>(static_cast<long double>(options_.dram_bytes) * static_cast<long double>(bytes) /
+                                   static_cast<long double>(all_bytes));
     auto rows = std::make_unique<RowCache>(cache);
     if (!rows->valid()) {
       error = "cannot map " + std::to_string(cache.budget_bytes) + " bytes of memory for rows of " +
@@ -152,19 +154,22 @@ bool Engine::start(std::string& error) {
 }
 
 std::uint32_t Engine::open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes,
-                                   engram_welcome* welcome, engram_session_descriptors* descriptors, std::string& error) {
+                                   engram_welcome* welcome, engram_session_descriptors* descriptors,
+                                   std::string& error) {
   RingSession::Options options;
   options.pid = pid;
   options.uid = uid;
   // A client may have less than the configured arena, not more.
-  options.arena_bytes = arena_bytes == 0 ? options_.arena_bytes : std::clamp(arena_bytes, kMinArenaBytes, options_.arena_bytes);
+  options.arena_bytes =
+      arena_bytes == 0 ? options_.arena_bytes : std::clamp(arena_bytes, kMinArenaBytes, options_.arena_bytes);
   options.arena_bytes = options.arena_bytes / kPageUnitBytes * kPageUnitBytes;
   options.ids_bytes = ids_bytes_;
   options.slot_count = options_.slot_count;
   options.memory = &session_memory_;
   const std::uint64_t bytes = options.arena_bytes + options.ids_bytes;
   if (session_memory_.sessions.load() >= options_.session_limit) {
-    error = "the limit of " + std::to_string(options_.session_limit) + " sessions is reached: close clients, or raise --sessions";
+    error = "the limit of " + std::to_string(options_.session_limit) +
+            " sessions is reached: close clients, or raise --sessions";
     return ENGRAM_STATUS_BUSY;
   }
   if (session_memory_.bytes.load() + bytes > options_.arena_limit_bytes) {
@@ -270,9 +275,9 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
     engram_layer_counters& out = counters[i];
     out = {};
     out.handle = layer.handle;
-    out.tier = layer.resident == nullptr           ? ENGRAM_TIER_CACHED
-               : layer.resident->finished()        ? ENGRAM_TIER_RESIDENT
-                                                   : ENGRAM_TIER_LOADING;
+    out.tier = layer.resident == nullptr    ? ENGRAM_TIER_CACHED
+               : layer.resident->finished() ? ENGRAM_TIER_RESIDENT
+                                            : ENGRAM_TIER_LOADING;
     out.rows_total = layer.rows;
     out.background_reads = layer.background_reads.load(std::memory_order_relaxed);
     for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {

@@ -1,4 +1,5 @@
-// The engine: layers, caches, workers and sessions under one roof. engine_abi.cpp puts the C ABI (engram/engine.h) over it.
+// The engine: layers, caches, workers and sessions under one roof. engine_abi.cpp puts the C ABI (engram/engine.h) over
+// it.
 #pragma once
 
 #include <atomic>

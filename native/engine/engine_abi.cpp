@@ -61,27 +61,32 @@ int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes
   return guarded(error, error_bytes, [&](std::string& text) { return engine->engine->start(text) ? 0 : -1; });
 }
 
-int engram_engine_state_descriptor(engram_engine* engine) { return engine->engine->shared().state->descriptor(); }
+int engram_engine_state_descriptor(engram_engine* engine) {
+  return engine->engine->shared().state->descriptor();
+}
 
-int engram_engine_event_descriptor(engram_engine* engine) { return engine->engine->shared().events.descriptor(); }
+int engram_engine_event_descriptor(engram_engine* engine) {
+  return engine->engine->shared().events.descriptor();
+}
 
 int engram_engine_next_event(engram_engine* engine, engram_event* event) {
   return engine->engine->shared().events.pop(event) ? 1 : 0;
 }
 
-int engram_session_open(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes, engram_welcome* welcome,
-                        engram_session_descriptors* descriptors, char* error, uint64_t error_bytes) {
+int engram_engine_open_session(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes,
+                               engram_welcome* welcome, engram_session_descriptors* descriptors, char* error,
+                               uint64_t error_bytes) {
   return guarded(error, error_bytes, [&](std::string& text) {
     return static_cast<int>(engine->engine->open_session(pid, uid, arena_bytes, welcome, descriptors, text));
   });
 }
 
-int engram_session_start(engram_engine* engine, uint64_t session, char* error, uint64_t error_bytes) {
+int engram_engine_start_session(engram_engine* engine, uint64_t session, char* error, uint64_t error_bytes) {
   return guarded(error, error_bytes,
                  [&](std::string& text) { return static_cast<int>(engine->engine->start_session(session, text)); });
 }
 
-void engram_session_close(engram_engine* engine, uint64_t session) {
+void engram_engine_close_session(engram_engine* engine, uint64_t session) {
   guarded(nullptr, 0, [&](std::string&) {
     engine->engine->close_session(session);
     return 0;
@@ -114,6 +119,8 @@ int engram_engine_drain(engram_engine* engine, uint32_t timeout_ms) {
   return engine->engine->drain(timeout_ms) ? 0 : -1;
 }
 
-void engram_engine_destroy(engram_engine* engine) { delete engine; }
+void engram_engine_destroy(engram_engine* engine) {
+  delete engine;
+}
 
 }  // extern "C"

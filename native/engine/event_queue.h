@@ -1,5 +1,5 @@
-// What the engine tells the daemon's event loop: a short queue and an eventfd. A full queue drops reports of bad pages (they are
-// counted too); the other kinds are bounded by the number of sessions and layers.
+// What the engine tells the daemon's event loop: a short queue and an eventfd. A full queue drops reports of bad pages
+// (they are counted too); the other kinds are bounded by the number of sessions and layers.
 #pragma once
 
 #include <sys/eventfd.h>

@@ -90,7 +90,8 @@ std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uin
     struct statx details {};
     if (statx(descriptor.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &details) == 0 &&
         (details.stx_mask & STATX_DIOALIGN) != 0 && details.stx_dio_offset_align > kPageUnitBytes) {
-      error = name + ": the filesystem wants O_DIRECT reads aligned to " + std::to_string(details.stx_dio_offset_align) +
+      error = name + ": the filesystem wants O_DIRECT reads aligned to " +
+              std::to_string(details.stx_dio_offset_align) +
               " bytes, pages are aligned to 4096: put the table on a drive with blocks of at most 4096 bytes";
       return nullptr;
     }

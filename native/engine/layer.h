@@ -1,5 +1,5 @@
-// One layer of one generation of a table: where its pages are, how its rows are checked, the tier that serves it, its counters.
-// Immutable once the engine has started, except for the resident rows' progress and the counters.
+// One layer of one generation of a table: where its pages are, how its rows are checked, the tier that serves it, its
+// counters. Immutable once the engine has started, except for the resident rows' progress and the counters.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,9 @@ namespace engram {
 
 class RowCache;
 
-// All rows of a layer in DRAM, in row order, filled page by page in the background by one loader thread. A page's bit is set
-// after its rows are in place (release); a reader tests it (acquire) before it touches them. Once all pages are there `complete` is set and bits are not looked at any more.
+// All rows of a layer in DRAM, in row order, filled page by page in the background by one loader thread. A page's bit
+// is set after its rows are in place (release); a reader tests it (acquire) before it touches them. Once all pages are
+// there `complete` is set and bits are not looked at any more.
 class ResidentRows {
  public:
   ResidentRows(std::uint64_t rows, const PageLayout& layout);
@@ -92,8 +93,8 @@ class Layer {
   const PageLayout layout;
   const RowSeed seed;
 
-  RowCache* cache = nullptr;                // shared with other layers of this row size; set before start
-  std::unique_ptr<ResidentRows> resident;   // set before start
+  RowCache* cache = nullptr;                  // shared with other layers of this row size; set before start
+  std::unique_ptr<ResidentRows> resident;     // set before start
   std::unique_ptr<LayerCounters[]> counters;  // one per worker
   std::atomic<std::uint64_t> background_reads{0};
 

@@ -9,9 +9,9 @@ namespace engram {
 
 struct MissPage {
   enum class State : std::uint8_t {
-    waiting,   // not handed to the reader yet
+    waiting,  // not handed to the reader yet
     in_flight,
-    arrived,   // read; `buffer` is kept while the batch may still add positions
+    arrived,  // read; `buffer` is kept while the batch may still add positions
     done,
     failed,
   };
@@ -65,9 +65,7 @@ class MissPages {
   }
 
  private:
-  std::uint64_t home(std::uint64_t page) const {
-    return (page * 0x9E3779B97F4A7C15ull >> 20) & (table_.size() - 1);
-  }
+  std::uint64_t home(std::uint64_t page) const { return (page * 0x9E3779B97F4A7C15ull >> 20) & (table_.size() - 1); }
   void grow() {
     table_.assign(std::max<std::size_t>(64, table_.size() * 2), 0);
     for (std::uint32_t i = 0; i < pages_.size(); ++i) {

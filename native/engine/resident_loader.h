@@ -1,5 +1,5 @@
-// Loads layers that are to be resident, in the background: large sequential reads, every row checked, one low-priority thread. A page that
-// fails stays out; its rows go on being served from the drive (and fail there, until it is mended).
+// Loads layers that are to be resident, in the background: large sequential reads, every row checked, one low-priority
+// thread. A page that fails stays out; its rows go on being served from the drive (and fail there, until it is mended).
 #pragma once
 
 #include <atomic>

@@ -21,7 +21,9 @@ namespace engram {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 engram_ring_geometry make_geometry(const RingSession::Options& options) {
   engram_ring_geometry geometry{};
@@ -29,9 +31,10 @@ engram_ring_geometry make_geometry(const RingSession::Options& options) {
   geometry.arena_bytes = options.arena_bytes;
   geometry.max_reply_bytes = options.arena_bytes / 4;
   geometry.submit_offset = kPage;
-  geometry.slots_offset =
-      round_up(geometry.submit_offset + sizeof(engram_submit_block) + options.slot_count * sizeof(std::uint32_t), kPage);
-  geometry.ids_offset = round_up(geometry.slots_offset + std::uint64_t{options.slot_count} * sizeof(engram_slot), kPage);
+  geometry.slots_offset = round_up(
+      geometry.submit_offset + sizeof(engram_submit_block) + options.slot_count * sizeof(std::uint32_t), kPage);
+  geometry.ids_offset =
+      round_up(geometry.slots_offset + std::uint64_t{options.slot_count} * sizeof(engram_slot), kPage);
   geometry.ids_bytes = round_up(options.ids_bytes, kPage);
   geometry.ring_bytes = geometry.ids_offset + geometry.ids_bytes;
   return geometry;
@@ -145,7 +148,8 @@ RingSession::Take RingSession::take(std::uint32_t* slot, engram_request* request
   return Take::request;
 }
 
-void RingSession::complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits, std::uint64_t misses) {
+void RingSession::complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits,
+                           std::uint64_t misses) {
   rows_held_ -= busy_rows_[slot] - 1;
   busy_rows_[slot] = 0;
   counters->in_flight.store(in_flight() - 1, std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// The daemon's side of one client's ring: the memory, its own head and its own list of busy slots. What the client can write is
-// read once, checked on the private copy, and never trusted again (docs/protocol.md).
+// The daemon's side of one client's ring: the memory, its own head and its own list of busy slots. What the client can
+// write is read once, checked on the private copy, and never trusted again (docs/protocol.md).
 //
 // Made by any thread; from start on touched by one worker only, except for the counters.
 #pragma once
@@ -83,9 +83,7 @@ class RingSession {
   const std::uint8_t* ids(std::uint64_t offset) const {
     return reinterpret_cast<const std::uint8_t*>(ring_.data()) + geometry_.ids_offset + offset;
   }
-  std::uint8_t* arena(std::uint64_t offset) const {
-    return reinterpret_cast<std::uint8_t*>(arena_.data()) + offset;
-  }
+  std::uint8_t* arena(std::uint64_t offset) const { return reinterpret_cast<std::uint8_t*>(arena_.data()) + offset; }
 
   std::uint32_t in_flight() const { return counters->in_flight.load(std::memory_order_relaxed); }
 
@@ -93,8 +91,8 @@ class RingSession {
   const std::uint32_t worker;
   const std::shared_ptr<SessionCounters> counters;  // written by the worker
 
-  bool closing = false;                     // worker: no new requests; freed when in_flight is 0
-  bool held_back = false;                   // worker: the next request must wait for completions of this session
+  bool closing = false;                      // worker: no new requests; freed when in_flight is 0
+  bool held_back = false;                    // worker: the next request must wait for completions of this session
   std::vector<SplitRequest> split_requests;  // worker
 
  private:

@@ -64,7 +64,8 @@ std::unique_ptr<StatePage> StatePage::create(std::string& error) {
   if (!state->descriptor_ || ftruncate(state->descriptor_.get(), kStateBytes) != 0) return fail("memfd_create");
   state->state_ =
       Mapping::map(state->descriptor_.get(), kStateBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
-  state->robust_list_ = Mapping::map(-1, kStateBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE);
+  state->robust_list_ =
+      Mapping::map(-1, kStateBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE);
   if (!state->state_ || !state->robust_list_) return fail("mmap");
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
   if (fcntl(state->descriptor_.get(), F_ADD_SEALS, kSeals) != 0) return fail("seals");

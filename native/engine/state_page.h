@@ -1,8 +1,8 @@
-// The state page: one page of shared memory that the daemon alone can write and every client maps read-only. It says which workers sleep
-// and, through a robust futex, whether the daemon lives (docs/protocol.md).
+// The state page: one page of shared memory that the daemon alone can write and every client maps read-only. It says
+// which workers sleep and, through a robust futex, whether the daemon lives (docs/protocol.md).
 //
-// The futex is held by the keeper thread, which does nothing else that could touch another robust list. The thread's last
-// work is to free the memory of sessions that have ended, so that no worker pays for large unmappings.
+// The futex is held by the keeper thread, which does nothing else that could touch another robust list. The thread's
+// last work is to free the memory of sessions that have ended, so that no worker pays for large unmappings.
 #pragma once
 
 #include <atomic>
@@ -50,8 +50,8 @@ class StatePage {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<RingSession>> buried_;  // under mutex_
-  bool held_ = false;      // under mutex_: the futex is held
-  bool stopping_ = false;  // under mutex_
+  bool held_ = false;                                 // under mutex_: the futex is held
+  bool stopping_ = false;                             // under mutex_
   std::thread keeper_;
 };
 

@@ -20,7 +20,9 @@ Worker::Worker(EngineShared& shared, const WorkerOptions& options)
   prefetch_pages_.in_flight_limit = std::max(1u, cap / 2);
 }
 
-Worker::~Worker() { stop(); }
+Worker::~Worker() {
+  stop();
+}
 
 bool Worker::start(std::string& error) {
   // Signals are the event loop's business.
@@ -57,9 +59,15 @@ void Worker::post(Mail mail) {
   if (reader_ != nullptr) reader_->wake();
 }
 
-void Worker::add_session(std::unique_ptr<RingSession> session) { post({std::move(session), 0, nullptr}); }
-void Worker::close_session(std::uint64_t session) { post({nullptr, session, nullptr}); }
-void Worker::add_local(std::shared_ptr<LocalRequest> request) { post({nullptr, 0, std::move(request)}); }
+void Worker::add_session(std::unique_ptr<RingSession> session) {
+  post({std::move(session), 0, nullptr});
+}
+void Worker::close_session(std::uint64_t session) {
+  post({nullptr, session, nullptr});
+}
+void Worker::add_local(std::shared_ptr<LocalRequest> request) {
+  post({nullptr, 0, std::move(request)});
+}
 
 bool Worker::open_reader(std::string& error) {
   const std::uint32_t buffer_count = options_.in_flight_cap + options_.in_flight_cap / 2;

@@ -1,9 +1,9 @@
-// A worker: one thread that serves some of the sessions. It takes requests from their rings, looks rows up in DRAM, reads the pages
-// that are missing, and completes the slots. One loop, no blocking call but the reader's wait.
+// A worker: one thread that serves some of the sessions. It takes requests from their rings, looks rows up in DRAM,
+// reads the pages that are missing, and completes the slots. One loop, no blocking call but the reader's wait.
 //
-// Order of service: small batches (up to kSmallRows) are looked up as soon as they are taken, and their pages go to the reader
-// first; large batches are looked up block by block, so that small ones never wait for more than a block; prefetches
-// read when no demand is queued.
+// Order of service: small batches (up to kSmallRows) are looked up as soon as they are taken, and their pages go to the
+// reader first; large batches are looked up block by block, so that small ones never wait for more than a block;
+// prefetches read when no demand is queued.
 //
 // Everything here belongs to the worker's thread, except for what is marked "any thread".
 #pragma once
@@ -134,8 +134,8 @@ class Worker {
   std::thread thread_;
 
   std::mutex mail_mutex_;
-  std::vector<Mail> mail_;              // under mail_mutex_
-  std::atomic<bool> has_mail_{false};   // set under mail_mutex_, sequentially consistent
+  std::vector<Mail> mail_;             // under mail_mutex_
+  std::atomic<bool> has_mail_{false};  // set under mail_mutex_, sequentially consistent
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t> open_requests_{0};
   std::atomic<std::uint32_t> in_flight_{0};
@@ -145,21 +145,21 @@ class Worker {
 
   std::unique_ptr<PageBuffers> buffers_;
   std::unique_ptr<PageReader> reader_;
-  std::mutex reader_mutex_;  // guards the pointer against wake() from other threads at start and stop
-  std::vector<InFlight> flights_;               // by buffer
+  std::mutex reader_mutex_;        // guards the pointer against wake() from other threads at start and stop
+  std::vector<InFlight> flights_;  // by buffer
   std::vector<std::uint32_t> free_buffers_;
   std::vector<std::unique_ptr<RingSession>> sessions_;
-  std::size_t next_session_ = 0;                // round robin
+  std::size_t next_session_ = 0;                 // round robin
   std::vector<std::unique_ptr<Batch>> batches_;  // owns the open ones
   std::vector<std::unique_ptr<Batch>> spare_batches_;
-  std::deque<Batch*> looking_up_;               // large batches with look-ups to do
-  std::deque<Batch*> looking_up_prefetch_;      // the same, after all demand
+  std::deque<Batch*> looking_up_;           // large batches with look-ups to do
+  std::deque<Batch*> looking_up_prefetch_;  // the same, after all demand
   PageQueue small_pages_;
   PageQueue large_pages_;
   PageQueue prefetch_pages_;
   std::uint64_t prefetch_rows_queued_ = 0;
-  std::uint32_t small_open_ = 0;                // small batches that wait for reads
-  bool retire_later_ = false;                   // a closing session may be free of requests now
+  std::uint32_t small_open_ = 0;  // small batches that wait for reads
+  bool retire_later_ = false;     // a closing session may be free of requests now
   DistinctRows distinct_;
   std::vector<std::uint8_t> zero_row_;
 };

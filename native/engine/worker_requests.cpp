@@ -8,17 +8,19 @@
 namespace engram {
 namespace {
 
-constexpr std::uint32_t kTakePerTurn = 8;                 // requests of one session in a row
-constexpr std::uint64_t kMaxPrefetchRows = 1u << 20;      // queued per worker; more is dropped
+constexpr std::uint32_t kTakePerTurn = 8;             // requests of one session in a row
+constexpr std::uint64_t kMaxPrefetchRows = 1u << 20;  // queued per worker; more is dropped
 constexpr std::size_t kSpareBatches = 64;
-constexpr std::size_t kSpareRows = 1u << 16;              // a spare batch keeps memory for at most this many rows
+constexpr std::size_t kSpareRows = 1u << 16;  // a spare batch keeps memory for at most this many rows
 constexpr std::uint32_t kReplyAlignment = 64;
 constexpr std::uint32_t kIdsAlignment = 8;
 
-std::uint64_t now_ns() { return static_cast<std::uint64_t>(monotonic_ns()); }
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(monotonic_ns());
+}
 
-// Copies ids out of memory that somebody else may be writing: each block is read once into private memory, and only that
-// is looked at. Returns the position of the first id outside -1 .. rows - 1, or count.
+// Copies ids out of memory that somebody else may be writing: each block is read once into private memory, and only
+// that is looked at. Returns the position of the first id outside -1 .. rows - 1, or count.
 template <typename Id>
 std::uint32_t copy_ids(const std::uint8_t* source, std::uint32_t count, std::uint64_t rows, std::int64_t* ids,
                        std::uint64_t* zeros) {
@@ -124,14 +126,14 @@ bool Worker::check_request(const engram_request& request, std::uint64_t ids_byte
   const bool prefetch = request.operation == ENGRAM_OPERATION_PREFETCH;
   const std::uint64_t ids = std::uint64_t{request.row_count} * request.id_bytes;
   const std::uint64_t reply = std::uint64_t{request.row_count} * layer->row_bytes;
-  const bool good =
-      (prefetch || request.operation == ENGRAM_OPERATION_FETCH) && (request.id_bytes == 4 || request.id_bytes == 8) &&
-      (request.layout == ENGRAM_LAYOUT_PACKED ||
-       (request.layout == ENGRAM_LAYOUT_SPLIT && layer->value_bytes < layer->row_bytes)) &&
-      within(request.ids_offset, ids, ids_bytes) && request.ids_offset % kIdsAlignment == 0 &&
-      (prefetch || (within(request.reply_offset, reply, reply_bytes) && reply <= max_reply_bytes &&
-                    request.reply_offset % kReplyAlignment == 0)) &&
-      request.part_index < request.part_count && request.reserved == 0;
+  const bool good = (prefetch || request.operation == ENGRAM_OPERATION_FETCH) &&
+                    (request.id_bytes == 4 || request.id_bytes == 8) &&
+                    (request.layout == ENGRAM_LAYOUT_PACKED ||
+                     (request.layout == ENGRAM_LAYOUT_SPLIT && layer->value_bytes < layer->row_bytes)) &&
+                    within(request.ids_offset, ids, ids_bytes) && request.ids_offset % kIdsAlignment == 0 &&
+                    (prefetch || (within(request.reply_offset, reply, reply_bytes) && reply <= max_reply_bytes &&
+                                  request.reply_offset % kReplyAlignment == 0)) &&
+                    request.part_index < request.part_count && request.reserved == 0;
   if (!good) failure = outcome_of(ENGRAM_STATUS_BAD_REQUEST);
   return good;
 }
@@ -255,9 +257,8 @@ void Worker::count_request(Batch& batch) {
   RingSession* session = batch.session;
   if (request.part_count > 1 && session != nullptr) {
     auto& splits = session->split_requests;
-    const bool known = std::any_of(splits.begin(), splits.end(), [&](const SplitRequest& split) {
-      return split.request_id == request.request_id;
-    });
+    const bool known = std::any_of(splits.begin(), splits.end(),
+                                   [&](const SplitRequest& split) { return split.request_id == request.request_id; });
     if (known) return;
     if (splits.size() >= session->geometry().slot_count) splits.erase(splits.begin());
     splits.push_back({request.request_id, batch.taken_ns, 0, false});
@@ -289,7 +290,8 @@ void Worker::complete(Batch* batch) {
   }
   if (batch->session != nullptr || batch->local != nullptr) answer(*batch, outcome);
 
-  const auto place = std::find_if(batches_.begin(), batches_.end(), [&](const auto& open) { return open.get() == batch; });
+  const auto place =
+      std::find_if(batches_.begin(), batches_.end(), [&](const auto& open) { return open.get() == batch; });
   std::unique_ptr<Batch> owned = std::move(*place);
   *place = std::move(batches_.back());
   batches_.pop_back();
@@ -299,7 +301,8 @@ void Worker::complete(Batch* batch) {
   }
 }
 
-// The answer itself, with the request's latency and error counts. Counters come first: whoever sees the completion sees them.
+// The answer itself, with the request's latency and error counts. Counters come first: whoever sees the completion sees
+// them.
 void Worker::answer(Batch& batch, const engram_failure& outcome) {
   const engram_request& request = batch.request;
   RingSession* session = batch.session;
@@ -322,7 +325,8 @@ void Worker::answer(Batch& batch, const engram_failure& outcome) {
     }
   }
   if (batch.layer != nullptr && count_error) batch.layer->counters[options_.index].errors[outcome.status].add(1);
-  if (last && !batch.prefetch && outcome.status == ENGRAM_STATUS_OK) latency_[latency_class(rows)].add(now_ns() - began_ns);
+  if (last && !batch.prefetch && outcome.status == ENGRAM_STATUS_OK)
+    latency_[latency_class(rows)].add(now_ns() - began_ns);
 
   if (session != nullptr) {
     session->complete(batch.slot, outcome, batch.hits, batch.misses);

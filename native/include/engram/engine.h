@@ -2,7 +2,8 @@
  *
  * Threads: every function may be called from any thread, except that create, add_layer, start and destroy of one engine
  * must not overlap one another. Functions that wait say so; cffi releases the GIL around all of them.
- * Errors: a function that returns int gives 0, or an ENGRAM_STATUS_* / -1 with a sentence in `error` (zero-terminated). */
+ * Errors: a function that returns int gives 0, or an ENGRAM_STATUS_* / -1 with a sentence in `error` (zero-terminated).
+ */
 #pragma once
 #include <stdint.h>
 
@@ -22,23 +23,23 @@ extern "C" {
 #define ENGRAM_LATENCY_CLASSES 4 /* requests of 1-256, 257-4096, 4097-65536, 65537- rows */
 #define ENGRAM_STATUS_COUNT 12
 
-#define ENGRAM_EVENT_VIOLATION 1   /* a session broke the protocol; the daemon should close it */
-#define ENGRAM_EVENT_PAGE 2        /* a page could not be served: status, handle, page, row_id, error_number */
-#define ENGRAM_EVENT_RESIDENT 3    /* a layer became resident: handle; row_id = bad pages left to NVMe */
-#define ENGRAM_EVENT_READER 4      /* what the reader is and why: text */
+#define ENGRAM_EVENT_VIOLATION 1 /* a session broke the protocol; the daemon should close it */
+#define ENGRAM_EVENT_PAGE 2      /* a page could not be served: status, handle, page, row_id, error_number */
+#define ENGRAM_EVENT_RESIDENT 3  /* a layer became resident: handle; row_id = bad pages left to NVMe */
+#define ENGRAM_EVENT_READER 4    /* what the reader is and why: text */
 
 typedef struct engram_engine engram_engine;
 
 typedef struct engram_engine_options {
-  uint64_t dram_bytes;         /* budget: rows, index, queues, ghosts; 0 = no row cache */
-  uint64_t arena_bytes;        /* of a session */
-  uint64_t arena_limit_bytes;  /* of all sessions' arenas and rings together */
+  uint64_t dram_bytes;        /* budget: rows, index, queues, ghosts; 0 = no row cache */
+  uint64_t arena_bytes;       /* of a session */
+  uint64_t arena_limit_bytes; /* of all sessions' arenas and rings together */
   uint32_t session_limit;
-  uint32_t slot_count;         /* of a session's ring; power of two, <= ENGRAM_MAX_SLOTS */
-  uint32_t workers;            /* 0 = choose */
-  uint32_t in_flight_cap;      /* reads in flight per worker; 0 = choose */
-  uint32_t reader;             /* ENGRAM_READER_* */
-  uint32_t spin_us;            /* how long a worker looks for work before it sleeps; 0 = choose */
+  uint32_t slot_count;    /* of a session's ring; power of two, <= ENGRAM_MAX_SLOTS */
+  uint32_t workers;       /* 0 = choose */
+  uint32_t in_flight_cap; /* reads in flight per worker; 0 = choose */
+  uint32_t reader;        /* ENGRAM_READER_* */
+  uint32_t spin_us;       /* how long a worker looks for work before it sleeps; 0 = choose */
 } engram_engine_options;
 
 typedef struct engram_layer_options {
@@ -50,7 +51,8 @@ typedef struct engram_layer_options {
   uint32_t value_bytes;
   uint32_t stripe_pages;
   uint32_t file_count;
-  const int *files; /* descriptors opened for reading, O_DIRECT where the filesystem has it; the engine duplicates them */
+  const int*
+      files; /* descriptors opened for reading, O_DIRECT where the filesystem has it; the engine duplicates them */
 } engram_layer_options;
 
 typedef struct engram_session_descriptors {
@@ -130,46 +132,50 @@ typedef struct engram_event {
 } engram_event;
 
 /* Checks the options and takes the address space; no thread runs yet. NULL on error. */
-engram_engine *engram_engine_create(const engram_engine_options *options, char *error, uint64_t error_bytes);
+engram_engine* engram_engine_create(const engram_engine_options* options, char* error, uint64_t error_bytes);
 
 /* Adds a layer before start. Checks each file's size and alignment needs (statx). *handle: as in protocol.md. */
-int engram_engine_add_layer(engram_engine *engine, const engram_layer_options *options, uint32_t *handle, char *error,
+int engram_engine_add_layer(engram_engine* engine, const engram_layer_options* options, uint32_t* handle, char* error,
                             uint64_t error_bytes);
 
 /* Starts the workers. From here on sessions can be opened. Residency is decided here: where dram_bytes covers the rows
  * of all layers they are loaded in the background. */
-int engram_engine_start(engram_engine *engine, char *error, uint64_t error_bytes);
+int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes);
 
-/* The state page's descriptor (owned by the engine; valid until destroy) and an eventfd that turns readable with events. */
-int engram_engine_state_descriptor(engram_engine *engine);
-int engram_engine_event_descriptor(engram_engine *engine);
+/* The state page's descriptor (owned by the engine; valid until destroy) and an eventfd that turns readable with
+ * events. */
+int engram_engine_state_descriptor(engram_engine* engine);
+int engram_engine_event_descriptor(engram_engine* engine);
 /* Takes one event; 1, or 0 where there is none. */
-int engram_engine_next_event(engram_engine *engine, engram_event *event);
+int engram_engine_next_event(engram_engine* engine, engram_event* event);
 
 /* Makes a session's ring, arena and doorbell. arena_bytes 0 = the engine's. welcome: session,
  * worker, geometry and state_bytes are filled in. ENGRAM_STATUS_BUSY where a limit is reached. */
-int engram_session_open(engram_engine *engine, int64_t pid, uint32_t uid, uint64_t arena_bytes, engram_welcome *welcome,
-                        engram_session_descriptors *descriptors, char *error, uint64_t error_bytes);
+int engram_engine_open_session(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes,
+                               engram_welcome* welcome, engram_session_descriptors* descriptors, char* error,
+                               uint64_t error_bytes);
 /* Once the client has mapped the ring: seals it and hands the session to its worker. */
-int engram_session_start(engram_engine *engine, uint64_t session, char *error, uint64_t error_bytes);
+int engram_engine_start_session(engram_engine* engine, uint64_t session, char* error, uint64_t error_bytes);
 /* Returns at once; memory is freed when the session's reads have landed. Unknown sessions are ignored. */
-void engram_session_close(engram_engine *engine, uint64_t session);
+void engram_engine_close_session(engram_engine* engine, uint64_t session);
 
-/* Fetch into private memory, for the control plane. Waits (at most timeout_ms; ENGRAM_STATUS_TIMEOUT: `out` stays in use
- * no longer, the batch lands in memory of its own). ids: row_count x id_bytes. layout as ENGRAM_LAYOUT_*; out: row_count x row_bytes.
- * part/part_count/total_rows/request_id as in engram_request. operation: ENGRAM_OPERATION_*. Returns ENGRAM_STATUS_*. */
-int engram_engine_request(engram_engine *engine, const engram_request *request, const void *ids, void *out,
-                          uint32_t timeout_ms, engram_failure *failure);
+/* Fetch into private memory, for the control plane. Waits (at most timeout_ms; ENGRAM_STATUS_TIMEOUT: `out` stays in
+ * use no longer, the batch lands in memory of its own). ids: row_count x id_bytes. layout as ENGRAM_LAYOUT_*; out:
+ * row_count x row_bytes. part/part_count/total_rows/request_id as in engram_request. operation: ENGRAM_OPERATION_*.
+ * Returns ENGRAM_STATUS_*. */
+int engram_engine_request(engram_engine* engine, const engram_request* request, const void* ids, void* out,
+                          uint32_t timeout_ms, engram_failure* failure);
 
 /* Counters. Arrays are filled up to capacity; the return value is the number there are. */
-uint64_t engram_engine_layer_counters(engram_engine *engine, engram_layer_counters *counters, uint64_t capacity);
-uint64_t engram_engine_session_counters(engram_engine *engine, engram_session_counters *counters, uint64_t capacity);
-void engram_engine_read_counters(engram_engine *engine, engram_engine_counters *counters);
+uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counters* counters, uint64_t capacity);
+uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_counters* counters, uint64_t capacity);
+void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* counters);
 
-/* New requests complete with STOPPING from now on. Waits until running ones are done, at most timeout_ms; 0 when drained. */
-int engram_engine_drain(engram_engine *engine, uint32_t timeout_ms);
+/* New requests complete with STOPPING from now on. Waits until running ones are done, at most timeout_ms; 0 when
+ * drained. */
+int engram_engine_drain(engram_engine* engine, uint32_t timeout_ms);
 /* Stops the threads (reads in flight land first) and frees everything. */
-void engram_engine_destroy(engram_engine *engine);
+void engram_engine_destroy(engram_engine* engine);
 /* cdef-end */
 #ifdef __cplusplus
 }

@@ -1,0 +1,73 @@
+// The whole engine under churn, in one process: several clients, two workers, a tiny cache, prefetches, sessions that
+// end with requests in flight. Every reply is compared. Made for TSAN and ASAN as well.
+#include <random>
+
+#include "engine_fixture.h"
+
+using namespace engram_test;
+
+namespace {
+
+std::uint64_t rounds() {
+  const char* text = std::getenv("ENGRAM_STRESS_ROUNDS");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 60;
+}
+
+}  // namespace
+
+TEST_CASE("concurrent clients get exact rows while the cache churns") {
+  const TableFile table(6000);
+  for (const std::uint32_t reader : {ENGRAM_READER_AUTO, ENGRAM_READER_PREAD}) {
+    engram_engine_options options = small_options(60'000);
+    options.workers = 2;
+    options.reader = reader;
+    options.in_flight_cap = 32;
+    TestEngine engine({&table}, options);
+    std::atomic<std::uint64_t> wrong{0};
+    std::atomic<std::uint64_t> batches{0};
+    const auto client_thread = [&](std::uint64_t seed) {
+      std::mt19937_64 random(seed);
+      for (std::uint64_t life = 0; life < 3; ++life) {
+        BareClient client(engine.get());
+        for (std::uint64_t round = 0; round < rounds(); ++round) {
+          // Up to three requests at once, in ranges of their own.
+          std::vector<std::int64_t> ids[3];
+          const std::uint32_t count = 1 + static_cast<std::uint32_t>(random() % 3);
+          for (std::uint32_t slot = 0; slot < count; ++slot) {
+            ids[slot].resize(1 + random() % (random() % 4 == 0 ? 1200 : 100));
+            for (auto& id : ids[slot]) {
+              const std::uint64_t kind = random() % 8;
+              id = kind == 0 ? -1 : static_cast<std::int64_t>(kind < 5 ? random() % 50 : random() % 6000);
+            }
+            const bool prefetch = random() % 8 == 0;
+            client.prepare(slot, engine.handles[0], ids[slot], std::uint64_t{slot} * 16384, std::uint64_t{slot} << 20,
+                           ENGRAM_LAYOUT_PACKED, prefetch ? ENGRAM_OPERATION_PREFETCH : ENGRAM_OPERATION_FETCH);
+            if (prefetch) ids[slot].clear();
+            client.submit_only(slot);
+          }
+          for (std::uint32_t slot = 0; slot < count; ++slot) {
+            if (client.wait(slot) != ENGRAM_STATUS_OK ||
+                !reply_is(table, client.reply(std::uint64_t{slot} << 20), ids[slot])) {
+              wrong.fetch_add(1);
+            }
+            batches.fetch_add(1);
+          }
+        }
+        // The session ends with a request in flight.
+        client.prepare(0, engine.handles[0], {1, 2, 3, 4000}, 0, 0);
+        client.submit_only(0);
+      }
+    };
+    std::vector<std::thread> threads;
+    for (std::uint64_t seed = 0; seed < 3; ++seed) threads.emplace_back(client_thread, seed + 1);
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong.load() == 0);
+    CHECK(batches.load() > 0);
+    CHECK(engine.counters().dram_hits > 0);
+    engram_engine_counters counters{};
+    CHECK(eventually([&] {
+      engram_engine_read_counters(engine.get(), &counters);
+      return counters.arena_count == 0 && counters.in_flight == 0;
+    }));
+  }
+}

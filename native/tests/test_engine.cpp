@@ -1,0 +1,374 @@
+// The engine over a real file: rows, errors, counters, sessions.
+#include <random>
+
+#include "engine_fixture.h"
+
+using namespace engram_test;
+
+namespace {
+
+std::vector<std::int64_t> random_ids(std::mt19937_64& random, std::size_t count, std::int64_t rows,
+                                     int zeros_in_ten = 1) {
+  std::vector<std::int64_t> ids(count);
+  for (auto& id : ids) {
+    id = static_cast<int>(random() % 10) < zeros_in_ten
+             ? -1
+             : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows));
+  }
+  return ids;
+}
+
+bool counters_add_up(const engram_layer_counters& counters) {
+  return counters.rows == counters.rows_zero + counters.dram_hits + counters.dram_misses + counters.rows_failed;
+}
+
+}  // namespace
+
+TEST_CASE("every row is exact, at every budget and with both readers") {
+  const TableFile table(20'000);
+  const std::uint64_t all = 20'000 * table.row_bytes();
+  for (const std::uint32_t reader : {ENGRAM_READER_AUTO, ENGRAM_READER_PREAD}) {
+    for (const std::uint64_t budget : {std::uint64_t{0}, std::uint64_t{5000}, all / 100, all / 10, all}) {
+      CAPTURE(reader);
+      CAPTURE(budget);
+      engram_engine_options options = small_options(budget);
+      options.reader = reader;
+      TestEngine engine({&table}, options);
+      BareClient client(engine.get());
+      std::mt19937_64 random(budget + reader);
+      for (const std::size_t count : {1, 48, 256, 257, 3000, 3971}) {
+        const auto ids = random_ids(random, count, 20'000);
+        REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+        CHECK(reply_is(table, client.reply(0), ids));
+      }
+      CHECK(counters_add_up(engine.counters()));
+      CHECK(engine.counters().rows == 1 + 48 + 256 + 257 + 3000 + 3971);
+      CHECK(engine.counters().requests == 6);
+    }
+  }
+}
+
+TEST_CASE("split layout puts values and scales apart") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 16));
+  BareClient client(engine.get());
+  const std::vector<std::int64_t> ids{5, -1, 999, 5};
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE(client.fetch(engine.handles[0], ids, ENGRAM_LAYOUT_SPLIT) == ENGRAM_STATUS_OK);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const auto row = table.row(ids[i]);
+      CHECK(std::memcmp(client.reply(i * 256), row.data(), 256) == 0);
+      CHECK(std::memcmp(client.reply(ids.size() * 256 + i * 8), row.data() + 256, 8) == 0);
+    }
+  }
+}
+
+TEST_CASE("rows of every size") {
+  for (const std::uint32_t row_bytes : {16, 17, 110, 160, 264, 1024, 4028, 4029, 8192, 65536}) {
+    CAPTURE(row_bytes);
+    const TableFile table(300, row_bytes, 0);
+    for (const std::uint64_t budget :
+         {std::uint64_t{0}, std::uint64_t{20} * row_bytes, std::uint64_t{300} * row_bytes}) {
+      TestEngine engine({&table}, small_options(budget));
+      BareClient client(engine.get());
+      std::mt19937_64 random(row_bytes);
+      for (int round = 0; round < 5; ++round) {
+        const auto ids = random_ids(random, 15, 300);
+        REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+        CHECK(reply_is(table, client.reply(0), ids));
+      }
+    }
+  }
+}
+
+TEST_CASE("tables of different row sizes share the budget") {
+  const TableFile first(5000, 256, 8, 1);
+  const TableFile second(5000, 160, 0, 14);
+  TestEngine engine({&first, &second}, small_options(400'000));
+  BareClient client(engine.get());
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 50; ++round) {
+    const auto ids = random_ids(random, 500, 5000);
+    REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+    REQUIRE(reply_is(first, client.reply(0), ids));
+    REQUIRE(client.fetch(engine.handles[1], ids) == ENGRAM_STATUS_OK);
+    REQUIRE(reply_is(second, client.reply(0), ids));
+  }
+  CHECK(engine.counters(0).dram_hits > 0);
+  CHECK(engine.counters(1).dram_hits > 0);
+  engram_engine_counters counters{};
+  engram_engine_read_counters(engine.get(), &counters);
+  CHECK(counters.used_bytes <= counters.budget_bytes);
+}
+
+TEST_CASE("a duplicate counts as its first occurrence did, and its page is read once") {
+  const TableFile table(1500);
+  TestEngine engine({&table}, small_options(0));
+  BareClient client(engine.get());
+  // Rows 0 .. 14 are one page; 15 is the next.
+  const std::vector<std::int64_t> ids{0, 1, 0, -1, 14, 15, 0};
+  REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+  CHECK(reply_is(table, client.reply(0), ids));
+  CHECK(engine.counters().nvme_reads == 2);
+  CHECK(engine.counters().dram_misses == 6);
+  CHECK(engine.counters().rows_zero == 1);
+  CHECK(engine.counters().rows_unique == 4);
+}
+
+TEST_CASE("a large batch reads each page once although its pages arrive during its look-up") {
+  const TableFile table(600);
+  TestEngine engine({&table}, small_options(0));
+  BareClient client(engine.get());
+  std::vector<std::int64_t> ids;
+  for (int round = 0; round < 6; ++round) {
+    for (std::int64_t row = 0; row < 600; ++row) ids.push_back(row);
+  }
+  REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+  CHECK(reply_is(table, client.reply(0), ids));
+  CHECK(engine.counters().nvme_reads == 40);
+  CHECK(engine.counters().dram_misses == ids.size());
+  CHECK(engine.counters().rows_unique == 600);
+}
+
+TEST_CASE("a bad id refuses the batch and names its position") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 20));
+  BareClient client(engine.get());
+  for (const std::int64_t bad : {std::int64_t{1000}, std::int64_t{-2}, std::int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
+    REQUIRE(client.fetch(engine.handles[0], {3, 4, bad, -7}) == ENGRAM_STATUS_ROW_ID);
+    CHECK(client.slot(0).reply.position == 2);
+    CHECK(client.slot(0).reply.row_id == bad);
+  }
+  CHECK(engine.counters().rows == 0);
+  CHECK(engine.counters().errors[ENGRAM_STATUS_ROW_ID] == 5);
+}
+
+TEST_CASE("a corrupt page fails the batch that asks for it, serves the others, and is served once it is mended") {
+  const TableFile table(1500);
+  const int file = open(table.path().c_str(), O_RDWR);
+  REQUIRE(file >= 0);
+  std::uint8_t original = 0;
+  const off_t place = 4096 * 7 + 3 * 264 + 5;  // row 108
+  REQUIRE(pread(file, &original, 1, place) == 1);
+  const std::uint8_t flipped = original ^ 0x10;
+  REQUIRE(pwrite(file, &flipped, 1, place) == 1);
+  REQUIRE(fsync(file) == 0);
+  {
+    TestEngine engine({&table}, small_options(1 << 18));
+    BareClient client(engine.get());
+    REQUIRE(client.fetch(engine.handles[0], {5, 107, 108, 109}) == ENGRAM_STATUS_PAGE_CORRUPT);
+    CHECK(client.slot(0).reply.row_id == 108);
+    CHECK(client.slot(0).reply.page == 7);
+    CHECK(client.slot(0).reply.position == 2);
+    CHECK(engine.counters().rows_failed == 1);
+    CHECK(counters_add_up(engine.counters()));
+    REQUIRE(client.fetch(engine.handles[0], {107, 109}) == ENGRAM_STATUS_OK);
+    CHECK(reply_is(table, client.reply(0), {107, 109}));
+    REQUIRE(client.fetch(engine.handles[0], {108}) == ENGRAM_STATUS_PAGE_CORRUPT);
+    REQUIRE(pwrite(file, &original, 1, place) == 1);
+    REQUIRE(fsync(file) == 0);
+    REQUIRE(client.fetch(engine.handles[0], {108}) == ENGRAM_STATUS_OK);
+    CHECK(reply_is(table, client.reply(0), {108}));
+  }
+  close(file);
+}
+
+TEST_CASE("a truncated file is an error, not zeros") {
+  const TableFile table(1500);
+  TestEngine engine({&table}, small_options(0));
+  BareClient client(engine.get());
+  REQUIRE(truncate(table.path().c_str(), 4096 * 50 + 512) == 0);
+  REQUIRE(client.fetch(engine.handles[0], {1, 1400}) == ENGRAM_STATUS_READ_FAILED);
+  CHECK(client.slot(0).reply.row_id == 1400);
+  CHECK(client.slot(0).reply.error_number == EIO);
+  REQUIRE(client.fetch(engine.handles[0], {1}) == ENGRAM_STATUS_OK);
+}
+
+TEST_CASE("a budget that covers the table makes it resident") {
+  const TableFile table(30'000);
+  TestEngine engine({&table}, small_options(30'000 * 264));
+  BareClient client(engine.get());
+  REQUIRE(eventually([&] { return engine.counters().tier == ENGRAM_TIER_RESIDENT; }));
+  const std::uint64_t reads = engine.counters().nvme_reads;
+  std::mt19937_64 random(5);
+  const auto ids = random_ids(random, 3900, 30'000);
+  REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+  CHECK(reply_is(table, client.reply(0), ids));
+  CHECK(engine.counters().nvme_reads == reads);
+  CHECK(engine.counters().background_reads == 2000);
+}
+
+TEST_CASE("prefetch brings rows into the cache") {
+  const TableFile table(1500);
+  TestEngine engine({&table}, small_options(200'000));
+  BareClient client(engine.get());
+  const std::vector<std::int64_t> ids{1, 100, -1, 700, 1};
+  client.prepare(0, engine.handles[0], ids, 0, 0, ENGRAM_LAYOUT_PACKED, ENGRAM_OPERATION_PREFETCH);
+  client.submit_only(0);
+  REQUIRE(client.wait(0) == ENGRAM_STATUS_OK);
+  REQUIRE(eventually([&] { return engine.counters().prefetch_reads == 3; }));
+  REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+  CHECK(reply_is(table, client.reply(0), ids));
+  CHECK(engine.counters().dram_hits == 4);
+  CHECK(engine.counters().nvme_reads == 0);
+}
+
+TEST_CASE("what makes no sense is refused, and the session lives on") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 20));
+  BareClient client(engine.get());
+  engram_request good{};
+  good.operation = ENGRAM_OPERATION_FETCH;
+  good.handle = engine.handles[0];
+  good.row_count = 2;
+  good.id_bytes = 8;
+  good.part_count = 1;
+  const auto submit = [&](const engram_request& request) {
+    client.prepare(0, request, {});
+    client.submit_only(0);
+    return client.wait(0);
+  };
+  std::memset(client.ids(), 0, 64);
+  CHECK(submit(good) == ENGRAM_STATUS_OK);
+  auto bad = good;
+  bad.handle = 99;
+  CHECK(submit(bad) == ENGRAM_STATUS_UNKNOWN_TABLE);
+  const auto refused = [&](auto&& change) {
+    engram_request changed = good;
+    change(changed);
+    CHECK(submit(changed) == ENGRAM_STATUS_BAD_REQUEST);
+  };
+  const engram_ring_geometry geometry = client.welcome.geometry;
+  refused([](auto& r) { r.operation = 77; });
+  refused([](auto& r) { r.id_bytes = 3; });
+  refused([](auto& r) { r.layout = 9; });
+  refused([](auto& r) { r.ids_offset = 4; });
+  refused([](auto& r) { r.reply_offset = 32; });
+  refused([](auto& r) { r.ids_offset = ~std::uint64_t{7}; });
+  refused([](auto& r) { r.reply_offset = ~std::uint64_t{63}; });
+  refused([&](auto& r) { r.ids_offset = geometry.ids_bytes - 8; });
+  refused([&](auto& r) { r.reply_offset = geometry.arena_bytes - 64; });
+  refused([](auto& r) { r.row_count = 0xFFFFFFFF; });
+  refused([&](auto& r) { r.row_count = static_cast<std::uint32_t>(geometry.max_reply_bytes / 264 + 1); });
+  refused([](auto& r) { r.part_count = 0; });
+  refused([](auto& r) { r.part_index = 1; });
+  refused([](auto& r) { r.reserved = 1; });
+  CHECK(submit(good) == ENGRAM_STATUS_OK);
+}
+
+TEST_CASE("a violation ends the session and nobody else's") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 16));
+  BareClient other(engine.get());
+  const auto violates = [&](auto&& act) {
+    BareClient client(engine.get());
+    act(client);
+    engram_event event{};
+    REQUIRE(eventually([&] { return engram_engine_next_event(engine.get(), &event) == 1; }));
+    CHECK(event.kind == ENGRAM_EVENT_VIOLATION);
+    CHECK(event.session == client.welcome.session);
+    CHECK(other.fetch(engine.handles[0], {1, 2, 3}) == ENGRAM_STATUS_OK);
+  };
+  violates([](BareClient& client) { client.submit_only(16); });
+  violates([](BareClient& client) { client.submit_only(0xFFFFFFFF); });
+  violates([](BareClient& client) { client.set_tail(17); });
+  violates([](BareClient& client) { client.set_tail(0xFFFFFFFF); });
+}
+
+TEST_CASE("sessions come and go without a trace") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 20));
+  engram_engine_counters counters{};
+  for (int round = 0; round < 200; ++round) {
+    BareClient client(engine.get());
+    client.prepare(0, engine.handles[0], {round}, 0, 0);
+    client.submit_only(0);
+    if (round % 2 == 0) CHECK(client.wait(0) == ENGRAM_STATUS_OK);
+    client.close();
+    // Memory is freed in the background; stay clear of the limit on sessions.
+    REQUIRE(eventually([&] {
+      engram_engine_read_counters(engine.get(), &counters);
+      return counters.arena_count < 8;
+    }));
+  }
+  CHECK(eventually([&] {
+    engram_engine_read_counters(engine.get(), &counters);
+    return counters.arena_count == 0 && counters.arena_bytes == 0;
+  }));
+}
+
+TEST_CASE("limits on sessions and arenas are refused by name") {
+  const TableFile table(1000);
+  engram_engine_options options = small_options(0);
+  options.session_limit = 2;
+  TestEngine engine({&table}, options);
+  BareClient first(engine.get());
+  BareClient second(engine.get());
+  engram_welcome welcome{};
+  engram_session_descriptors descriptors{};
+  char error[256] = "";
+  CHECK(engram_engine_open_session(engine.get(), 1, 1, 0, &welcome, &descriptors, error, sizeof error) ==
+        ENGRAM_STATUS_BUSY);
+  CHECK(std::string(error).find("2 sessions") != std::string::npos);
+}
+
+TEST_CASE("the client can neither write the arena nor resize, punch or reseal anything") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(0));
+  BareClient client(engine.get());
+  const auto bytes = client.welcome.geometry.arena_bytes;
+  CHECK(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, client.arena_fd.get(), 0) == MAP_FAILED);
+  CHECK(mprotect(client.arena.data(), 4096, PROT_READ | PROT_WRITE) != 0);
+  const int state = engram_engine_state_descriptor(engine.get());
+  for (const int descriptor : {client.ring_fd.get(), client.arena_fd.get(), state}) {
+    CHECK(ftruncate(descriptor, 0) != 0);
+    CHECK(fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) != 0);
+    CHECK(pwrite(descriptor, "x", 1, 0) != 1);
+    CHECK(fcntl(descriptor, F_ADD_SEALS, F_SEAL_WRITE) != 0);
+  }
+  CHECK(client.fetch(engine.handles[0], {1, 2, 3}) == ENGRAM_STATUS_OK);
+}
+
+TEST_CASE("requests inside the daemon give the same rows") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 17));
+  const std::vector<std::int64_t> ids{4, -1, 999};
+  std::vector<std::uint8_t> out(ids.size() * 264);
+  engram_request request{};
+  request.operation = ENGRAM_OPERATION_FETCH;
+  request.handle = engine.handles[0];
+  request.row_count = 3;
+  request.id_bytes = 8;
+  request.part_count = 1;
+  engram_failure failure{};
+  REQUIRE(engram_engine_request(engine.get(), &request, ids.data(), out.data(), 20'000, &failure) == ENGRAM_STATUS_OK);
+  CHECK(reply_is(table, out.data(), ids));
+  const std::vector<std::int64_t> bad{4, 1000, 2};
+  REQUIRE(engram_engine_request(engine.get(), &request, bad.data(), out.data(), 20'000, &failure) ==
+          ENGRAM_STATUS_ROW_ID);
+  CHECK(failure.position == 1);
+  CHECK(failure.row_id == 1000);
+}
+
+TEST_CASE("draining answers what runs and refuses what comes") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(0));
+  BareClient client(engine.get());
+  REQUIRE(engram_engine_drain(engine.get(), 20'000) == 0);
+  CHECK(client.fetch(engine.handles[0], {1}) == ENGRAM_STATUS_STOPPING);
+}
+
+TEST_CASE("a file of the wrong size is refused") {
+  const TableFile table(1000);
+  const engram_engine_options options = small_options(0);
+  char error[256] = "";
+  engram_engine* engine = engram_engine_create(&options, error, sizeof error);
+  REQUIRE(engine != nullptr);
+  const int file = table.descriptor();
+  engram_layer_options layer = table.layer_options(&file);
+  layer.rows = 5000;
+  std::uint32_t handle = 0;
+  CHECK(engram_engine_add_layer(engine, &layer, &handle, error, sizeof error) != 0);
+  CHECK(std::string(error).find("bytes") != std::string::npos);
+  engram_engine_destroy(engine);
+}
