@@ -138,6 +138,10 @@ class Verbs:
             verb(peer, request, frames[1] if takes_ids else None)
         except RequestError as error:
             peer.endpoint.send(peer, [messages.reply_error(request, error)])
+        except Exception:  # noqa: BLE001 - a mistake in here must not end the daemon
+            _LOG.exception("a control request cannot be handled")
+            unexpected = RequestError("EngramError", "internal error of the daemon (see its log)")
+            peer.endpoint.send(peer, [messages.reply_error(request, unexpected)])
 
     def _ping(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         peer.endpoint.send(peer, [messages.reply_ok(request, version=__version__, pid=os.getpid())])

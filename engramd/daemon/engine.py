@@ -143,7 +143,9 @@ class Engine:
         error = ffi.new("char[]", _ERROR_BYTES)
         welcome = ffi.new("engram_welcome *")
         descriptors = ffi.new("engram_session_descriptors *")
-        status = lib.engram_session_open(self._engine, pid, uid, arena_bytes, welcome, descriptors, error, _ERROR_BYTES)
+        status = lib.engram_engine_open_session(
+            self._engine, pid, uid, arena_bytes, welcome, descriptors, error, _ERROR_BYTES
+        )
         if status != 0:
             raise SessionRefused(status if status > 0 else lib.ENGRAM_STATUS_BUSY, text_of(error))
         return welcome, (descriptors.ring, descriptors.arena, descriptors.doorbell)
@@ -151,13 +153,13 @@ class Engine:
     def start_session(self, session: int) -> None:
         """Hands a session whose client has mapped the ring to its worker. Raises SessionRefused."""
         error = ffi.new("char[]", _ERROR_BYTES)
-        status = lib.engram_session_start(self._engine, session, error, _ERROR_BYTES)
+        status = lib.engram_engine_start_session(self._engine, session, error, _ERROR_BYTES)
         if status != 0:
             raise SessionRefused(status if status > 0 else lib.ENGRAM_STATUS_BUSY, text_of(error))
 
     def close_session(self, session: int) -> None:
         """Ends a session; returns at once. Unknown ones are ignored."""
-        lib.engram_session_close(self._engine, session)
+        lib.engram_engine_close_session(self._engine, session)
 
     def request(self, request: Any, ids: bytes, out: bytearray | None, timeout_ms: int) -> Any:
         """Serves one engram_request from private memory and returns the engram_failure. Waits; not for the loop."""

@@ -209,6 +209,9 @@ class RingListener:
             self._drop(connection, str(violation))
         except SessionRefused as refusal:
             self._drop(connection, str(refusal), refusal.status)
+        except Exception:  # noqa: BLE001 - a mistake in here must not end the other clients' sessions
+            _LOG.exception("%s: a message cannot be handled", connection)
+            self._drop(connection, "internal error of the daemon (see its log)")
 
     def _message(self, connection: Connection, kind: int, data: bytes) -> None:
         if not connection.session:

@@ -10,14 +10,13 @@ import logging
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
 
 from engramd.config import Settings
-from engramd.daemon import notify, sockets
+from engramd.daemon import log, notify, sockets
 from engramd.daemon.tables import ServedTable, open_tables
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
@@ -32,7 +31,7 @@ _LOG = logging.getLogger("engramd")
 def check(settings: Settings) -> str:
     """Opens everything that serving would open, and closes it again. Returns a sentence; raises EngramdError."""
     path = sockets.server_path(settings.socket)
-    _set_up_logging(settings)
+    log.set_up(settings.log_level)
     tables = open_tables(settings.tables)
     try:
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
@@ -43,7 +42,7 @@ def check(settings: Settings) -> str:
 
 def serve(settings: Settings) -> int:
     """Serves until a signal or the shutdown verb, drains, stops. Returns the exit status; raises EngramdError."""
-    _set_up_logging(settings)
+    log.set_up(settings.log_level)
     with ExitStack() as cleanup:
         return Service(settings, cleanup).run()
 
@@ -206,11 +205,3 @@ def _signal_wakeup(cleanup: ExitStack, handler: Callable[[int, FrameType | None]
         before = signal.signal(number, handler)
         cleanup.callback(signal.signal, number, before)
     return reader
-
-
-def _set_up_logging(settings: Settings) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    _LOG.addHandler(handler)
-    _LOG.setLevel(settings.log_level.upper())
-    _LOG.propagate = False

@@ -1,0 +1,44 @@
+"""The daemon's log: lines on stderr, and a bound on what clients can make it write."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+LIMIT = 50  # lines of one kind
+WINDOW_S = 10.0
+LOGGER = logging.getLogger("engramd")
+
+
+class RepeatLimit(logging.Filter):
+    """Lets LIMIT lines of one kind (one format text) pass in each WINDOW_S; the next one says how many are missing.
+
+    Without it, a client that breaks the protocol in a loop would fill the disk.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[str, tuple[float, int]] = {}  # as many as there are logging calls in the program
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        began, count = self._kinds.get(record.msg, (now, 0))
+        if now - began >= WINDOW_S:
+            left_out = count - LIMIT
+            self._kinds[record.msg] = (now, 1)
+            if left_out > 0:
+                record.msg = f"{record.msg} ({left_out} more like it were left out)"
+            return True
+        self._kinds[record.msg] = (began, count + 1)
+        return count < LIMIT
+
+
+def set_up(level: str) -> None:
+    """Sends the daemon's log to stderr, from this level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(RepeatLimit())
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(level.upper())
+    LOGGER.propagate = False

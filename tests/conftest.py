@@ -1,0 +1,177 @@
+"""What all Python tests share: a small checkpoint and its packed table, and a factory for real daemons.
+
+A daemon of these tests is the real `engramd serve` process on real sockets, shared memory and files. Readiness is what
+it tells a service manager; whatever it leaves running is killed at the end, and a traceback or a sanitizer's report in
+its log fails the test that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Examples that start processes or touch files take their time; a repeated run finds the same failures.
+settings.register_profile(
+    "engramd", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("engramd")
+
+# Long enough for a sanitizer build on a busy machine; a test that waits so long has failed anyway.
+DEADLINE_S = 60.0
+CHECKPOINT_VOCAB_SIZE = 2000
+ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
+REPORTS = ("Traceback (most recent call last)", "ERROR: AddressSanitizer", "runtime error:", "WARNING: ThreadSanitizer")
+
+
+def run_engramd(*arguments: str | os.PathLike[str], timeout_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
+    """Runs one command to its end."""
+    command = [*ENGRAMD, *(os.fspath(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+@pytest.fixture(scope="session")
+def engramd() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`engramd("verb", ...)` runs the command and returns its status and output."""
+    return run_engramd
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small synthetic checkpoint (seed 7, head sizes from vocab size 2000 on)."""
+    path = tmp_path_factory.mktemp("checkpoint") / "source"
+    done = run_engramd("synth", path, "--vocab-size", str(CHECKPOINT_VOCAB_SIZE), "--seed", "7", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="session")
+def table(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed table of `checkpoint`, named `demo`. Tests that change it work on a copy."""
+    path = tmp_path_factory.mktemp("tables") / "demo"
+    done = run_engramd("pack", checkpoint, path, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+class Daemon:
+    """One `engramd serve` process. `socket` is its control socket's path."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket_path: str, log_path: Path) -> None:
+        self.process = process
+        self.socket = socket_path
+        self.log_path = log_path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written to stderr so far."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_log(self, text: str) -> None:
+        """Returns once the log contains the text."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.log:
+            assert time.monotonic() < deadline, f"{text!r} does not appear in the log:\n{self.log}"
+            time.sleep(0.01)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        return self.process.wait(DEADLINE_S)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.process.kill()
+        self.wait()
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[str]:
+    """A folder with a short name: a socket's path holds 107 bytes, and pytest's own folders can be longer."""
+    folder = tempfile.mkdtemp(prefix="engram-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Callable[..., Daemon]]:
+    """`start_daemon(*tables, dram="64MiB", socket=None, environment={}, **options)` starts a daemon and returns a
+    `Daemon` once it is ready. Without tables it serves `table`; options are flags (`arena_limit="1GiB"`)."""
+    started: list[Daemon] = []
+
+    def start(
+        *tables: str | os.PathLike[str],
+        dram: str = "64MiB",
+        socket: str | None = None,
+        environment: dict[str, str] | None = None,
+        umask: int = -1,
+        **options: str | int,
+    ) -> Daemon:
+        number = len(started)
+        path = socket or os.path.join(socket_folder, f"s{number}.sock")
+        served = [os.fspath(one) for one in tables or (table,)]
+        command = [*ENGRAMD, "serve", *served, "--socket", path, "--dram", dram]
+        for key, value in options.items():
+            command += [f"--{key.replace('_', '-')}", str(value)]
+        log_path = tmp_path / f"daemon-{number}.log"
+        notify_path = os.path.join(socket_folder, f"n{number}.sock")
+        with open(log_path, "wb") as log, _datagram_listener(notify_path) as ready:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "NOTIFY_SOCKET": notify_path, **(environment or {})},
+                umask=umask,
+            )
+            daemon = Daemon(process, path, log_path)
+            started.append(daemon)
+            _wait_until_ready(daemon, ready)
+        return daemon
+
+    yield start
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.kill()
+        print(f"--- log of the daemon at {daemon.socket} (status {daemon.process.returncode})\n{daemon.log}")
+    for daemon in started:
+        assert not any(report in daemon.log for report in REPORTS), daemon.log
+
+
+def _datagram_listener(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(path)
+    return listener
+
+
+def _wait_until_ready(daemon: Daemon, ready: socket.socket) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if select.select([ready], [], [], 0.05)[0] and b"READY=1" in ready.recv(4096):
+            return
+        if daemon.process.poll() is not None:
+            pytest.fail(f"the daemon ended with status {daemon.process.returncode}:\n{daemon.log}")
+    pytest.fail(f"the daemon is not ready after {DEADLINE_S} s:\n{daemon.log}")
