@@ -1,5 +1,5 @@
-// Private anonymous memory in huge pages where they can be had. Pages are taken by the kernel at first touch, so a mapping
-// as large as the budget costs nothing until rows arrive.
+// Private anonymous memory in huge pages where they can be had. Pages are taken by the kernel at first touch, so a
+// mapping as large as the budget costs nothing until rows arrive.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ class HugeMemory {
   enum class Kind { none, small, transparent, hugetlb };
 
   HugeMemory() = default;
-  // Maps `bytes` (rounded up to 2 MiB when large enough to use huge pages). Tries MAP_HUGETLB (which reserves, so a later
-  // touch cannot fail), then MADV_HUGEPAGE, then plain pages. valid() is false where nothing could be mapped.
+  // Maps `bytes` (rounded up to 2 MiB when large enough to use huge pages). Tries MAP_HUGETLB (which reserves, so a
+  // later touch cannot fail), then MADV_HUGEPAGE, then plain pages. valid() is false where nothing could be mapped.
   explicit HugeMemory(std::size_t bytes);
   ~HugeMemory();
   HugeMemory(HugeMemory&& other) noexcept { swap(other); }

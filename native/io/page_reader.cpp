@@ -15,7 +15,9 @@ PageBuffers::PageBuffers(std::uint32_t count, std::uint32_t bytes) : count_(coun
   memory_ = static_cast<std::uint8_t*>(std::aligned_alloc(kBufferAlignment, std::size_t{count} * bytes));
 }
 
-PageBuffers::~PageBuffers() { std::free(memory_); }
+PageBuffers::~PageBuffers() {
+  std::free(memory_);
+}
 
 bool finish_or_continue(PageRead& read, std::int64_t result) {
   if (result == -EINTR || result == -EAGAIN) {

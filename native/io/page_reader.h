@@ -46,13 +46,15 @@ class PageReader {
  public:
   virtual ~PageReader() = default;
 
-  // Queues a read; its completion comes out of reap(). Never blocks for the read itself. At most the depth given at creation.
+  // Queues a read; its completion comes out of reap(). Never blocks for the read itself. At most the depth given at
+  // creation.
   virtual void submit(PageRead* read) = 0;
   // Hands queued reads to the kernel.
   virtual void flush() = 0;
   // Takes up to capacity completed reads; does not block.
   virtual std::uint32_t reap(PageRead** reads, std::uint32_t capacity) = 0;
-  // Sleeps until about `completions` reads are done, or a doorbell or wake() rings; 0 = a doorbell or wake() only. It may return early.
+  // Sleeps until about `completions` reads are done, or a doorbell or wake() rings; 0 = a doorbell or wake() only. It
+  // may return early.
   virtual void wait(std::uint32_t completions) = 0;
 
   // Watches a session's doorbell eventfd. Never reads from it (docs/protocol.md).
@@ -68,9 +70,9 @@ class PageReader {
 std::unique_ptr<PageReader> make_uring_reader(std::uint32_t depth, const PageBuffers& buffers, std::string& error);
 std::unique_ptr<PageReader> make_pread_reader(std::uint32_t depth, const PageBuffers& buffers, std::string& error);
 
-// What becomes of a read that returned `result` bytes (or -errno): true = it is finished (read.result is set), false = the
-// rest of it, or all of it again, must be submitted. Interrupted and refused reads are tried again a few times; a short read
-// goes on where it stopped; the end of the file before the page's end is EIO.
+// What becomes of a read that returned `result` bytes (or -errno): true = it is finished (read.result is set), false =
+// the rest of it, or all of it again, must be submitted. Interrupted and refused reads are tried again a few times; a
+// short read goes on where it stopped; the end of the file before the page's end is EIO.
 bool finish_or_continue(PageRead& read, std::int64_t result);
 
 }  // namespace engram

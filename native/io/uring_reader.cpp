@@ -1,6 +1,6 @@
-// The io_uring reader. One ring, created and used by its worker thread only (SINGLE_ISSUER, DEFER_TASKRUN where the kernel
-// has them), registered buffers where memlock allows, and multishot polls on the doorbells in the same ring, so that one call
-// waits for reads and requests alike.
+// The io_uring reader. One ring, created and used by its worker thread only (SINGLE_ISSUER, DEFER_TASKRUN where the
+// kernel has them), registered buffers where memlock allows, and multishot polls on the doorbells in the same ring, so
+// that one call waits for reads and requests alike.
 #include <fcntl.h>
 #include <liburing.h>
 #include <poll.h>
@@ -77,7 +77,8 @@ class UringReader final : public PageReader {
   }
 
   void flush() override {
-    // -EBUSY and -EAGAIN: the completion queue must be emptied first; the entries stay queued and go with the next call.
+    // -EBUSY and -EAGAIN: the completion queue must be emptied first; the entries stay queued and go with the next
+    // call.
     if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);
   }
 

@@ -122,7 +122,7 @@ typedef struct engram_catalogue_record {
   uint32_t handle;
   uint32_t layer;
   uint32_t row_bytes;
-  uint32_t value_bytes; /* the rest of a row is its scale part */
+  uint32_t value_bytes;       /* the rest of a row is its scale part */
   uint64_t head_sizes_offset; /* from the catalogue's start; int64 each */
   uint32_t head_count;
   uint32_t reserved;
@@ -147,8 +147,8 @@ typedef struct engram_request {
   uint32_t operation; /* ENGRAM_OPERATION_* */
   uint32_t handle;
   uint32_t row_count;
-  uint16_t id_bytes; /* 4 or 8 */
-  uint16_t layout;   /* ENGRAM_LAYOUT_* */
+  uint16_t id_bytes;     /* 4 or 8 */
+  uint16_t layout;       /* ENGRAM_LAYOUT_* */
   uint64_t ids_offset;   /* in the ids area, multiple of 8 */
   uint64_t reply_offset; /* in the arena, multiple of 64 */
   uint64_t request_id;   /* equal for the parts of a split request */
@@ -175,7 +175,7 @@ typedef struct engram_slot {
   engram_reply reply;
   uint32_t waiting; /* third line: client */
   uint32_t waiting_reserved[15];
-  uint32_t doorbell; /* fourth line: GPU stream sets, daemon resets */
+  uint32_t doorbell;    /* fourth line: GPU stream sets, daemon resets */
   uint32_t stream_lost; /* a latch, set by the client's watchdog */
   uint32_t doorbell_reserved[14];
 } engram_slot;
@@ -186,8 +186,8 @@ typedef struct engram_state {
   uint32_t version;
   int64_t pid;
   uint64_t reserved_link;
-  uint32_t owner;      /* robust futex: thread id, ENGRAM_OWNER_DIED once that thread is gone */
-  uint32_t phase;      /* ENGRAM_PHASE_* */
+  uint32_t owner; /* robust futex: thread id, ENGRAM_OWNER_DIED once that thread is gone */
+  uint32_t phase; /* ENGRAM_PHASE_* */
   uint32_t reserved[8];
   uint32_t worker_asleep[64]; /* stride: one cache line each is not needed, workers rarely change it */
 } engram_state;
