@@ -64,12 +64,17 @@ class RingClient(Client):
                 raise
             self._failure = None
             self.max_ticket_rows = session.ticket_rows
-            with self._swap_lock:
-                if not self._closed:
-                    self.session = session
-                    return session
-            session.close()
-            raise EngramError(f"the client of {self.path} is closed")
+            if not self._install(session):
+                session.close()
+                raise EngramError(f"the client of {self.path} is closed")
+            return session
+
+    def _install(self, session: RingSession) -> bool:
+        """Makes a new session the client's own; False where the client was closed meanwhile."""
+        with self._swap_lock:
+            if not self._closed:
+                self.session = session
+            return not self._closed
 
     def forget(self, session: RingSession) -> None:
         """Drops a lost session, so that the next call connects. Its tickets keep its memory alive."""

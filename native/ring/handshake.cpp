@@ -109,7 +109,8 @@ int receive(int socket, const Deadline& deadline, Message& message, engram_error
   const engram_message head = message.head();
   if (head.magic != ENGRAM_MESSAGE_MAGIC) return malformed(error, "its message has the wrong magic number");
   if (head.bytes != message.size) return malformed(error, "its message has the wrong length");
-  if (head.version != ENGRAM_PROTOCOL_VERSION) {
+  // A daemon of another version says so in a refusal, whose text is worth more than its number.
+  if (head.version != ENGRAM_PROTOCOL_VERSION && head.kind != ENGRAM_KIND_REFUSED) {
     return fail(error, ENGRAM_CLIENT_PROTOCOL, 0, "the daemon speaks message version %u, this client %d", head.version,
                 ENGRAM_PROTOCOL_VERSION);
   }
@@ -152,7 +153,7 @@ const char* geometry_fault(const engram_ring_geometry& g) {
   if (g.slot_count == 0 || g.slot_count > ENGRAM_MAX_SLOTS || !std::has_single_bit(g.slot_count)) {
     return "slot_count is out of range";
   }
-  if (g.stream_slot_count > ENGRAM_MAX_SLOTS) return "stream_slot_count is out of range";
+  if (g.stream_slot_count > ENGRAM_MAX_SLOTS - g.slot_count) return "stream_slot_count is out of range";
   if (g.ring_bytes > kMaxMappedBytes || g.arena_bytes > kMaxMappedBytes) return "the ring or the arena is too large";
   if (g.ring_bytes == 0 || g.arena_bytes == 0) return "the ring or the arena is empty";
   const uint64_t slots = uint64_t{g.slot_count} + g.stream_slot_count;
@@ -265,6 +266,15 @@ int shake_hands(const char* path, const engram_connect_options& options, Handsha
   Message message;
   if (const int status = receive(socket, deadline, message, error)) return status;
   return take_welcome(message, handshake, error);
+}
+
+int send_mapped(int socket, engram_error* error) {
+  const engram_message mapped{ENGRAM_MESSAGE_MAGIC, ENGRAM_PROTOCOL_VERSION, ENGRAM_KIND_MAPPED, sizeof mapped, 0};
+  int status;
+  while ((status = send(socket, &mapped, sizeof mapped, Deadline(kDefaultTimeoutMs), error)) == ENGRAM_CLIENT_AGAIN) {
+    continue;
+  }
+  return status;
 }
 
 int request_catalogue(int socket, uint32_t timeout_ms, Catalogue& catalogue, engram_error* error) {

@@ -23,6 +23,9 @@ struct Handshake {
 // Returns 0, or a status with `error` filled in. ENGRAM_CLIENT_AGAIN where a signal came.
 int shake_hands(const char* path, const engram_connect_options& options, Handshake& handshake, engram_error* error);
 
+// Tells the daemon that the ring is mapped for writing: it then seals the ring and begins to serve the session.
+int send_mapped(int socket, engram_error* error);
+
 // Asks for the catalogue on an open session's socket; one thread at a time.
 int request_catalogue(int socket, uint32_t timeout_ms, Catalogue& catalogue, engram_error* error);
 

@@ -95,7 +95,8 @@ int Session::map(engram_error* error) {
   if (state().magic != ENGRAM_STATE_MAGIC || state().version != ENGRAM_PROTOCOL_VERSION) {
     return fail(error, ENGRAM_CLIENT_PROTOCOL, 0, "the daemon's state page is malformed");
   }
-  return is_serving(true, error);
+  if (const int status = is_serving(true, error)) return status;
+  return send_mapped(handshake_.socket.get(), error);
 }
 
 void Session::abandon_in_child() {
@@ -124,6 +125,12 @@ void Session::close() {
   futex_wake_all(reinterpret_cast<const uint32_t*>(&room_futex_), FutexScope::kProcess);
 }
 
+// The kernel sets the owner's bit when the process dies; before a core dump the daemon itself sets the phase.
+bool Session::is_daemon_dead() const {
+  return (atomic(state().owner).load(std::memory_order_relaxed) & ENGRAM_OWNER_DIED) != 0 ||
+         atomic(state().phase).load(std::memory_order_relaxed) == ENGRAM_PHASE_DEAD;
+}
+
 // Whether requests can still be answered. `thorough` asks the kernel about the socket too.
 int Session::is_serving(bool thorough, engram_error* error) {
   if (in_child_.load(std::memory_order_relaxed)) {
@@ -132,7 +139,7 @@ int Session::is_serving(bool thorough, engram_error* error) {
   if (closed_.load(std::memory_order_relaxed)) return fail(error, ENGRAM_CLIENT_CLOSED, 0, "the session is closed");
   if (const char* why = lost_.load(std::memory_order_relaxed)) return lost(error, why);
   const char* why = nullptr;
-  if (atomic(state().owner).load(std::memory_order_relaxed) & ENGRAM_OWNER_DIED) {
+  if (is_daemon_dead()) {
     why = "the daemon died";
   } else if (thorough) {
     pollfd socket{handshake_.socket.get(), POLLRDHUP, 0};
@@ -413,8 +420,8 @@ int Session::spin(int slot, int64_t ticket) const {
     if (turn % 16 != 0) continue;
     // The worker may need this very CPU.
     ::sched_yield();
-    const bool is_over = monotonic_ns() >= end || closed_.load(std::memory_order_relaxed) || slot_of(ticket) < 0 ||
-                         (atomic(state().owner).load(std::memory_order_relaxed) & ENGRAM_OWNER_DIED) != 0;
+    const bool is_over =
+        monotonic_ns() >= end || closed_.load(std::memory_order_relaxed) || slot_of(ticket) < 0 || is_daemon_dead();
     if (is_over) return static_cast<int>(status);
   }
 }
@@ -452,8 +459,14 @@ const void* Session::wait(int64_t ticket, int32_t timeout_ms, engram_error* erro
         fail(error, ENGRAM_STATUS_TIMEOUT, 0, "no completion within %d ms", timeout_ms);
         return nullptr;
       }
-      if (futex_wait(&shared.reply.completion, ENGRAM_STATUS_EMPTY, std::min(kSliceNs, left), FutexScope::kShared) ==
-          EINTR) {
+      local.sleepers.fetch_add(1);
+      const int outcome =
+          futex_wait(&shared.reply.completion, ENGRAM_STATUS_EMPTY, std::min(kSliceNs, left), FutexScope::kShared);
+      // The daemon wakes one thread; that one wakes the others that wait for the same ticket.
+      if (local.sleepers.fetch_sub(1) > 1 && outcome == 0) {
+        futex_wake_all(&shared.reply.completion, FutexScope::kShared);
+      }
+      if (outcome == EINTR) {
         fail(error, ENGRAM_CLIENT_AGAIN, EINTR, "interrupted by a signal");
         return nullptr;
       }

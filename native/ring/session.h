@@ -75,6 +75,7 @@ class Session {
   struct LocalSlot {
     SlotState state = SlotState::kFree;  // guarded by lock_
     std::atomic<uint64_t> serial{0};     // changes at release
+    std::atomic<int> sleepers{0};        // threads in the kernel for it
     std::atomic<int> holder{0};          // the thread that submitted it or waited on it last
     uint64_t ids_offset = 0;             // constant while the ticket is open, like the next four
     uint64_t ids_bytes = 0;
@@ -104,6 +105,7 @@ class Session {
   int slot_of(int64_t ticket) const;
   int spin(int slot, int64_t serial_ticket) const;
   int64_t spin_ns(uint64_t row_count) const;
+  bool is_daemon_dead() const;
   int is_serving(bool thorough, engram_error* error);
   int report(int slot, int status, engram_error* error) const;
 

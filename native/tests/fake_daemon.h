@@ -90,12 +90,18 @@ class FakeDaemon {
   std::atomic<uint32_t> stale{0};   // completes so many requests with STALE
   std::atomic<uint32_t> status{1};  // completes all with this
   std::atomic<uint64_t> taken{0};
-  std::atomic<uint64_t> doorbells_needed{0};
 
   // What the kernel does to the robust futex when the process dies.
   void die() { std::atomic_ref(page().owner).store(ENGRAM_OWNER_DIED); }
+  // What its handler for fatal signals does before a core dump.
+  void crash() { std::atomic_ref(page().phase).store(ENGRAM_PHASE_DEAD); }
   void set_asleep(bool asleep) { std::atomic_ref(page().worker_asleep[0]).store(asleep ? 1 : 0); }
   void hang_up() { hang_up_ = true; }
+  // Writes to the latest session's doorbell since the last call.
+  uint64_t doorbell_count() {
+    uint64_t count = 0;
+    return ::read(doorbell_.get(), &count, sizeof count) == sizeof count ? count : 0;
+  }
   std::vector<engram_request> requests() {
     const std::lock_guard guard(lock_);
     return requests_;
@@ -125,9 +131,9 @@ class FakeDaemon {
  private:
   struct Connection {
     UniqueFd socket;
-    UniqueFd doorbell;
     Mapping ring;
     Mapping arena;
+    bool is_open = false;  // has sent `mapped`
     engram_ring_geometry geometry{};
     uint32_t head = 0;
     std::vector<uint32_t> held;
@@ -149,7 +155,7 @@ class FakeDaemon {
       if (::poll(&entry, 1, 0) > 0) accept();
       for (auto connection = connections_.begin(); connection != connections_.end();) {
         const bool keep = !hang_up_ && serve_messages(*connection);
-        if (keep && connection->ring) serve_ring(*connection);
+        if (keep && connection->is_open) serve_ring(*connection);
         connection = keep ? connection + 1 : connections_.erase(connection);
       }
       ::usleep(50);
@@ -170,6 +176,7 @@ class FakeDaemon {
     engram_message message;
     std::memcpy(&message, bytes.data(), sizeof message);
     if (message.kind == ENGRAM_KIND_HELLO) answer_hello(connection);
+    if (message.kind == ENGRAM_KIND_MAPPED) connection.is_open = true;
     if (message.kind == ENGRAM_KIND_CATALOGUE_REQUEST) answer_catalogue(connection);
     return true;
   }
@@ -245,10 +252,10 @@ class FakeDaemon {
     fds[ENGRAM_FD_STATE] = UniqueFd(::dup(state_fd_.get()));
     fds[ENGRAM_FD_DOORBELL] = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     fds[ENGRAM_FD_CATALOGUE] = catalogue(welcome.catalogue_bytes);
-    connection.doorbell = UniqueFd(::dup(fds[ENGRAM_FD_DOORBELL].get()));
+    doorbell_ = UniqueFd(::dup(fds[ENGRAM_FD_DOORBELL].get()));
     connection.ring = Mapping::map(fds[ENGRAM_FD_RING].get(), g.ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
     connection.arena = Mapping::map(fds[ENGRAM_FD_ARENA].get(), g.arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
-    seal(fds[ENGRAM_FD_RING].get(), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    seal(fds[ENGRAM_FD_RING].get(), F_SEAL_SHRINK | F_SEAL_GROW);
     seal(fds[ENGRAM_FD_ARENA].get(), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
     if (options_.change_welcome) options_.change_welcome(welcome);
     engram_ring_header header{ENGRAM_RING_MAGIC, ENGRAM_PROTOCOL_VERSION, welcome.session, welcome.geometry};
@@ -319,7 +326,7 @@ class FakeDaemon {
     }
     std::atomic_ref(slot.reply.completion).store(result);
     if (std::atomic_ref(slot.waiting).load() != 0) {
-      ::syscall(SYS_futex, &slot.reply.completion, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+      ::syscall(SYS_futex, &slot.reply.completion, FUTEX_WAKE, 1, nullptr, nullptr, 0);
     }
   }
 
@@ -327,6 +334,7 @@ class FakeDaemon {
   std::string folder_;
   UniqueFd listener_;
   UniqueFd state_fd_;
+  UniqueFd doorbell_;
   Mapping state_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> hang_up_{false};

@@ -168,6 +168,32 @@ TEST_CASE("a wait ends at its timeout and can be taken up again") {
   CHECK(client.wait(ticket) != nullptr);
 }
 
+TEST_CASE("several threads wait for one ticket") {
+  FakeDaemon daemon;
+  daemon.hold = true;
+  Client client(daemon);
+  const int64_t ticket = client.submit({5});
+  std::atomic<int> served{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] { served += engram_wait(client.session, ticket, 5000, nullptr) != nullptr; });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  daemon.hold = false;
+  for (auto& thread : threads) thread.join();
+  CHECK(served == 4);
+}
+
+TEST_CASE("a doorbell is rung only where the worker sleeps") {
+  FakeDaemon daemon;
+  Client client(daemon);
+  REQUIRE(client.wait(client.submit({5})) != nullptr);
+  CHECK(daemon.doorbell_count() == 0);
+  daemon.set_asleep(true);
+  REQUIRE(client.wait(client.submit({5})) != nullptr);
+  CHECK(daemon.doorbell_count() == 1);
+}
+
 TEST_CASE("a dropped ticket's room is reused only after its completion") {
   FakeDaemon daemon;
   daemon.hold = true;
@@ -393,14 +419,19 @@ TEST_CASE("the daemon's death ends a wait") {
   daemon.hold = true;
   Client client(daemon);
   const int64_t ticket = client.submit({1});
+  void (FakeDaemon::*end)() = nullptr;
+  SUBCASE("owner died") {
+    end = &FakeDaemon::die;
+  }
+  SUBCASE("crash with a core dump") {
+    end = &FakeDaemon::crash;
+  }
+  SUBCASE("socket closed") {
+    end = &FakeDaemon::hang_up;
+  }
   std::thread killer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    SUBCASE("owner died") {
-      daemon.die();
-    }
-    SUBCASE("socket closed") {
-      daemon.hang_up();
-    }
+    (daemon.*end)();
   });
   CHECK(client.wait(ticket, -1) == nullptr);
   CHECK(client.error.status == ENGRAM_STATUS_LOST);
