@@ -5,12 +5,14 @@ The result describes where every row's bytes lie; whoever packs or compares need
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from engramd.checkpoint.config import EngramConfig, read_config
@@ -46,6 +48,11 @@ class SourcePart:
     row_bytes: int
     rows: int
     segments: tuple[Segment, ...]
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each segment."""
+        return tuple(itertools.accumulate((segment.rows for segment in self.segments[:-1]), initial=0))
 
 
 @dataclass(frozen=True)

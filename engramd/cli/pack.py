@@ -36,11 +36,18 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--sync-interval",
         metavar="SECONDS",
-        type=float,
+        type=_seconds,
         default=2.0,
         help="how often finished work is made durable [2]: what a crash costs at most",
     )
     parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 3600:
+        raise ValueError
+    return value
 
 
 def run(args: argparse.Namespace) -> int:

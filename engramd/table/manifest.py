@@ -128,18 +128,31 @@ def load(directory: str | os.PathLike[str], *, check_files: bool = True) -> Mani
     """Reads and checks the manifest of the table at `directory`, and (unless told otherwise) that each data file is a
     regular file of the right length. Raises EngramdError naming the table and what is wrong with it."""
     directory = os.path.abspath(os.fspath(directory))
+    data = _read(directory)
+    manifest = parse(data, directory)
+    if not check_files:
+        return manifest
+    try:
+        check_data_files(manifest)
+    except EngramdError:
+        # The next generation may have been published, and this one's files removed, since the manifest was read.
+        newer = _read(directory)
+        if newer == data:
+            raise
+        manifest = parse(newer, directory)
+        check_data_files(manifest)
+    return manifest
+
+
+def _read(directory: str) -> bytes:
     path = os.path.join(directory, NAME)
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise EngramdError(f"no packed table at {directory} ({NAME} is not there; `engramd pack` makes one)") from None
     except OSError as error:
         raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
-    manifest = parse(data, directory)
-    if check_files:
-        check_data_files(manifest)
-    return manifest
 
 
 def check_data_files(manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import time
@@ -44,7 +45,7 @@ WRITE_SLOTS = 3
 SYNC_INTERVAL_S = 2.0
 NO_CHUNK = Chunk(0, 0, 0, 0)
 SPARE_BYTES = 1 << 20  # for the manifest, the journal and directories
-_RESUME = "the old generation, if any, is untouched; make room and run the same command again to go on"
+_RESUME = "an older generation is untouched; once that is settled, run the same command again to go on"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class WriteSlot:
     """One encoded chunk on its way to the drive."""
 
     buffer: memoryview
-    layer: int = 0
+    plan: LayerPlan | None = None
     chunk: Chunk = NO_CHUNK
     digest: bytes = b""
 
@@ -112,6 +113,7 @@ class _Packer:
         self.shape = Geometry(source.row_bytes)
         self.sync_interval_s = sync_interval_s
         self.label = label
+        self.chunk_count = sum(self.shape.chunk_count(layer.rows) for layer in source.layers)
 
     # The plan
 
@@ -155,7 +157,7 @@ class _Packer:
         planned = [file for plan in plans for file in plan.files]
         self.check_space(directory, planned)
         if fresh:
-            directory.begin(planned, journal.to_json(), RECORD_BYTES * sum(1 for _ in self.chunks(plans)))
+            directory.begin(planned, journal.to_json(), RECORD_BYTES * self.chunk_count)
         digests = self.write(directory, journal, plans, digests)
         self.source.check_unchanged()
         manifest = self.manifest(directory, journal, plans, digests)
@@ -182,8 +184,9 @@ class _Packer:
             if current and not restart:
                 self.check_same_source(directory, journal, stripes)
                 digests = self.durable_digests(directory, journal)
-                total = sum(self.shape.chunk_count(layer.rows) for layer in self.source.layers)
-                self.files.notify(f"going on with an interrupted pack: {len(digests)} of {total} chunks are there")
+                self.files.notify(
+                    f"going on with an interrupted pack: {len(digests)} of {self.chunk_count} chunks are there"
+                )
                 return journal, digests
             # Another try's, or what a pack left that was killed after it had published.
             directory.discard(self.planned_of(directory, journal))
@@ -230,10 +233,10 @@ class _Packer:
         return "other tensors, layers or config"
 
     def durable_digests(self, directory: TableDirectory, journal: Journal) -> list[bytes]:
-        chunks = list(self.chunks(self.plan(directory, journal)))
-        digests = read_digests(os.path.join(directory.partial, DIGESTS_NAME), journal.pack_id, len(chunks))
-        for plan, chunk in chunks[: len(digests)]:
-            striping = self.striping(journal.stripes)
+        path = os.path.join(directory.partial, DIGESTS_NAME)
+        digests = read_digests(path, journal.pack_id, self.chunk_count)
+        striping = self.striping(journal.stripes)
+        for plan, chunk in itertools.islice(self.chunks(self.plan(directory, journal)), len(digests)):
             for extent in striping.extents(chunk.first_page, chunk.pages):
                 file = plan.files[extent.file_index]
                 path = file.work_path if os.path.exists(file.work_path) else file.data_file.path
@@ -250,9 +253,9 @@ class _Packer:
         needed: dict[int, int] = {}
         folders: dict[int, str] = {}
         for file in planned:
-            folder = (
-                directory.path if file.data_file.path.startswith(directory.path) else os.path.dirname(file.work_path)
-            )
+            folder = os.path.dirname(file.work_path)
+            if not os.path.isdir(folder):
+                folder = directory.path  # the work folder is yet to be made
             device = os.stat(folder).st_dev
             allocated = 0
             for path in (file.work_path, file.data_file.path):
@@ -281,13 +284,13 @@ class _Packer:
         self, directory: TableDirectory, journal: Journal, plans: Sequence[LayerPlan], done: list[bytes]
     ) -> list[bytes]:
         """Writes the chunks behind the `done` ones; returns the digests of all."""
-        work = [(index, chunk) for index, plan in enumerate(plans) for chunk in self.shape.chunks(plan.source.rows)]
         row_bytes = self.source.row_bytes
-        before = sum(chunk.rows for _, chunk in work[: len(done)]) * row_bytes
-        total = sum(chunk.rows for _, chunk in work) * row_bytes
-        if len(done) == len(work):
+        work = self.chunks(plans)
+        before = sum(chunk.rows for _, chunk in itertools.islice(work, len(done))) * row_bytes
+        total = sum(plan.source.rows for plan in plans) * row_bytes
+        if before == total:
             return done
-        writer = _Writer(self, plans, journal)
+        writer = _Writer(self, journal)
         path = os.path.join(directory.partial, DIGESTS_NAME)
         log = DigestLog(self.files, path, journal.pack_id, done, writer.sync_data)
         writer.log = log
@@ -298,21 +301,21 @@ class _Packer:
                 SourceReader(self.source, self.files) as reader,
                 contextlib.closing(
                     read_ahead(
-                        work[len(done) :],
+                        work,
                         slots,
-                        lambda slot, item: reader.read_chunk(slot, plans[item[0]].source, item[1]),
+                        lambda slot, item: reader.read_chunk(slot, item[0].source, item[1]),
                     )
                 ) as filled,
                 Progress(self.label, total, before) as progress,
                 WriteBehind(out, writer.write) as behind,
             ):
-                for (index, chunk), slot in filled:
+                for (plan, chunk), slot in filled:
                     target = behind.take()
                     digest = hashlib.sha256(slot.values)
                     if slot.scales is not None:
                         digest.update(slot.scales)
-                    plans[index].format.encode(chunk.first_page, chunk.pages, slot.values, slot.scales, target.buffer)
-                    target.layer, target.chunk, target.digest = index, chunk, digest.digest()
+                    plan.format.encode(chunk.first_page, chunk.pages, slot.values, slot.scales, target.buffer)
+                    target.plan, target.chunk, target.digest = plan, chunk, digest.digest()
                     behind.give(target)
                     progress.advance(chunk.rows * row_bytes)
                 behind.finish()
@@ -365,9 +368,8 @@ class _Packer:
 class _Writer:
     """The writing thread's part: pages to their files, then, every few seconds, what makes them durable."""
 
-    def __init__(self, packer: _Packer, plans: Sequence[LayerPlan], journal: Journal) -> None:
+    def __init__(self, packer: _Packer, journal: Journal) -> None:
         self._packer = packer
-        self._plans = plans
         self._striping = packer.striping(journal.stripes)
         self._fds: dict[str, int] = {}
         self._dirty: set[str] = set()
@@ -378,7 +380,8 @@ class _Writer:
     def write(self, slot: WriteSlot) -> None:
         assert self.log is not None
         files, page_bytes = self._packer.files, self._packer.shape.page_bytes
-        plan, chunk = self._plans[slot.layer], slot.chunk
+        plan, chunk = slot.plan, slot.chunk
+        assert plan is not None
         for extent in self._striping.extents(chunk.first_page, chunk.pages):
             path = plan.files[extent.file_index].work_path
             if path not in self._fds:

@@ -115,7 +115,7 @@ class TableDirectory:
                         "name a new directory"
                     )
         except BaseException:
-            os.close(self._lock_fd)
+            self.__exit__()
             raise
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Iterator
 
@@ -87,10 +88,11 @@ class SourceReader:
 
 def _pieces(part: SourcePart, first_row: int, rows: int) -> Iterator[tuple[Segment, int, int]]:
     """(segment, first row inside it, rows) of each segment that the rows touch."""
-    start = 0
-    for segment in part.segments:
+    at = max(0, bisect.bisect_right(part.starts, first_row) - 1)
+    for start, segment in zip(part.starts[at:], part.segments[at:], strict=True):
+        if start >= first_row + rows:
+            break
         low = max(first_row, start)
         high = min(first_row + rows, start + segment.rows)
         if low < high:
             yield segment, low - start, high - low
-        start += segment.rows

@@ -56,7 +56,7 @@ def verify(manifest: Manifest, against: TableSource | None = None, files: Files 
     files = files or Files()
     sources = _matching_layers(manifest, against) if against else {}
     report = Report()
-    work = list(_work(manifest))
+    work = _work(manifest)
     formats = {
         layer.layer: PageFormat(
             manifest.table_id, manifest.generation, layer.layer, layer.rows, manifest.row_bytes, manifest.value_bytes
@@ -74,7 +74,7 @@ def verify(manifest: Manifest, against: TableSource | None = None, files: Files 
         if source_reader is not None and slot.source is not None:
             source_reader.read_chunk(slot.source, sources[layer.layer], chunk)
 
-    total = sum(chunk.pages for _, chunk in work) * manifest.page_bytes
+    total = _page_count(manifest) * manifest.page_bytes
     try:
         with (
             closing(read_ahead(work, slots, fill)) as filled,
@@ -151,6 +151,12 @@ def _work(manifest: Manifest) -> Iterator[tuple[Layer, Chunk]]:
         for page in sparse_pages(layer, shape.rows_per_page):
             first_row = page * shape.rows_per_page
             yield layer, Chunk(page, 1, first_row, min(shape.rows_per_page, layer.rows - first_row))
+
+
+def _page_count(manifest: Manifest) -> int:
+    if manifest.sparse is None:
+        return sum(layer.pages for layer in manifest.layers)
+    return sum(len(sparse_pages(layer, manifest.rows_per_page)) for layer in manifest.layers)
 
 
 def sparse_pages(layer: Layer, rows_per_page: int) -> list[int]:

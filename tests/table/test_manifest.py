@@ -241,6 +241,29 @@ def test_files_are_checked_when_a_table_is_loaded(table: Path, tmp_path: Path) -
         manifests.load(copied)
 
 
+def test_a_manifest_that_is_replaced_while_it_is_read(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the old generation is gone when it is looked for; the manifest is then read again, once."""
+    copied = tmp_path / "t"
+    shutil.copytree(table, copied)
+    old = (copied / "manifest.json").read_bytes()
+    new = old.replace(b"layer-1.g000001", b"layer-1.g000002").replace(b"layer-14.g000001", b"layer-14.g000002")
+    new = signed(json.loads(new))
+    for layer in (1, 14):
+        (copied / f"layer-{layer}.g000001.pages").rename(copied / f"layer-{layer}.g000002.pages")
+    check, reads = manifests.check_data_files, []
+
+    def publish_meanwhile(manifest: manifests.Manifest) -> None:
+        reads.append(manifest.layers[0].files[0].name)
+        (copied / "manifest.json").write_bytes(new)
+        check(manifest)
+
+    monkeypatch.setattr(manifests, "check_data_files", publish_meanwhile)
+    assert manifests.load(copied).layers[1].files[0].name == "layer-14.g000002.pages"
+    assert reads == ["layer-1.g000001.pages", "layer-1.g000002.pages"]
+
+
 def test_a_relative_path_is_made_absolute(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(table.parent)
     manifest = manifests.load("demo")

@@ -262,6 +262,44 @@ def test_a_source_that_shrinks_while_it_is_packed(source: Path, tmp_path: Path) 
     assert not (tmp_path / "t" / "manifest.json").exists()
 
 
+def test_interrupted_by_the_keyboard(engramd: Engramd, source: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    for _ in range(20):
+        process = subprocess.Popen(
+            [*PACK, str(source), str(table), "--sync-interval", "0"], stderr=subprocess.PIPE, text=True
+        )
+        while process.poll() is None and durable_chunks(table) < 2:
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        if process.returncode:
+            break
+        shutil.rmtree(table)
+    assert process.returncode == 1
+    assert stderr == "engramd: interrupted; the same command goes on where it stopped\n"
+    done = engramd("pack", source, table)
+    assert done.returncode == 0, done.stderr
+    assert "going on" in done.stderr
+    assert engramd("verify", table, "--against", source).returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["pack", "verify"])
+def test_memory_is_bounded(source: Path, packed: Path, tmp_path: Path, verb: str) -> None:
+    """Under 512 MiB at their peak; the buffers are the same for any size of table."""
+    arguments = [str(source), str(tmp_path / "t")] if verb == "pack" else [str(packed), "--against", str(source)]
+    pid = os.posix_spawn(sys.executable, [*PACK[:-1], verb, *arguments], os.environ)
+    _, status, usage = os.wait4(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert usage.ru_maxrss < 512 << 10
+
+
+@pytest.mark.parametrize("interval", ["-1", "nan", "x", "inf"])
+def test_a_wrong_interval(engramd: Engramd, source: Path, tmp_path: Path, interval: str) -> None:
+    done = engramd("pack", source, tmp_path / "t", f"--sync-interval={interval}")
+    assert done.returncode == 2
+    assert not (tmp_path / "t").exists()
+
+
 # Full disks
 
 
@@ -308,7 +346,7 @@ def test_a_disk_that_fills_up_midway(engramd: Engramd, source: Path, small_drive
     plan = table_source(open_checkpoint(str(source)))
     with pytest.raises(EngramdError, match="no space left on the drive") as caught:
         pack(plan, str(table), files=Filling(), sync_interval_s=1000)
-    assert "run the same command again" in str(caught.value)
+    assert "run the same command again to go on" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert os.listdir(table) == [".partial"]
     kept = durable_chunks(table)

@@ -24,7 +24,7 @@ typedef struct engram_page_format {
 /* Where a check failed. */
 typedef struct engram_page_fault {
   uint64_t page;
-  uint64_t row;    /* first bad row of the page, or UINT64_MAX where the trailer or the padding is bad */
+  uint64_t row;    /* row id of the page's first bad row, or UINT64_MAX where the trailer or the padding is bad */
   uint32_t reason; /* ENGRAM_FAULT_* */
   uint32_t reserved;
 } engram_page_fault;
