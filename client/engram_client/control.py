@@ -87,6 +87,8 @@ class _Link:
         return bool(poller.poll(timeout_ms))
 
     def close(self) -> None:
+        if self.socket.closed:  # the garbage collector may have taken it first
+            return
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)

@@ -27,16 +27,17 @@ thread_error = _ThreadError()
 class RingSession:
     """A session with one daemon process. Never reconnects: the client makes a new one.
 
-    The native session is freed when nothing refers to this object any more: neither client, table, ticket, nor a view
-    of an unreleased ticket.
+    The native session is freed with this object, except for what its unreleased tickets need: so a ticket may release
+    itself in whatever order the garbage collector takes them.
     """
 
-    __slots__ = ("__weakref__", "handle", "layers", "path")
+    __slots__ = ("__weakref__", "_is_open", "handle", "layers", "path")
 
     def __init__(
         self, path: str, *, arena_bytes: int = 0, spin_us: int | None = None, timeout: float, name: str | None = None
     ) -> None:
         self.path = path
+        self._is_open = False
         client_name = ffi.new("char[]", name.encode("utf-8", "replace")[:63]) if name is not None else ffi.NULL
         deadline = time.monotonic() + timeout
         error = ffi.new("engram_error *")
@@ -50,7 +51,8 @@ class RingSession:
                 break
             if error.status != lib.ENGRAM_CLIENT_AGAIN or time.monotonic() >= deadline:
                 _raise_connect_error(path, error)
-        self.handle = ffi.gc(pointer, lib.engram_session_free)
+        self.handle = pointer
+        self._is_open = True
         self.layers: dict[tuple[str, int], LayerInfo] = {}
         self._read_layers()
 
@@ -106,7 +108,13 @@ class RingSession:
 
     def close(self) -> None:
         """Hangs up; the memory stays until the last reference is gone."""
-        lib.engram_session_close(self.handle)
+        if self._is_open:
+            lib.engram_session_close(self.handle)
+
+    def __del__(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            lib.engram_session_free(self.handle)
 
 
 def _text(error: Any) -> str:

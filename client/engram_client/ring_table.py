@@ -141,10 +141,11 @@ class RingTicket(Ticket):
         number = self._number
         if number < 0:
             return
+        self._number = -1
         if self._buffer is None:
             _release(self._handle, number)
         else:
-            release_with_last_view(self._buffer, self._binding.session, number)
+            release_with_last_view(self._buffer, self._handle, number)
 
 
 class RingTable(Table):

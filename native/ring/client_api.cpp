@@ -28,8 +28,7 @@ extern "C" {
 engram_session* engram_connect(const char* path, const engram_connect_options* options, engram_error* error) {
   try {
     const engram_connect_options defaults{.arena_bytes = 0, .timeout_ms = 0, .spin_us = -1, .client_name = nullptr};
-    return reinterpret_cast<engram_session*>(
-        Session::connect(path, options != nullptr ? *options : defaults, error).release());
+    return reinterpret_cast<engram_session*>(Session::connect(path, options != nullptr ? *options : defaults, error));
   } catch (const std::exception& exception) {
     engram::fail(error, ENGRAM_CLIENT_SYSTEM, 0, "cannot open a session: %s", exception.what());
     return nullptr;
@@ -41,7 +40,7 @@ void engram_session_close(engram_session* session) {
 }
 
 void engram_session_free(engram_session* session) {
-  if (session != nullptr) delete &of(session);
+  if (session != nullptr) of(session).free();
 }
 
 int engram_session_check(engram_session* session, engram_error* error) {

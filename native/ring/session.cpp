@@ -42,13 +42,13 @@ int64_t deadline_ns(int32_t timeout_ms) {
 
 }  // namespace
 
-std::unique_ptr<Session> Session::connect(const char* path, const engram_connect_options& options,
-                                          engram_error* error) {
+Session* Session::connect(const char* path, const engram_connect_options& options, engram_error* error) {
   Handshake handshake;
   if (shake_hands(path, options, handshake, error) != 0) return nullptr;
-  std::unique_ptr<Session> session(new Session(std::move(handshake), options.spin_us));
-  if (session->map(error) != 0) return nullptr;
-  return session;
+  auto* session = new Session(std::move(handshake), options.spin_us);
+  if (session->map(error) == 0) return session;
+  session->free();
+  return nullptr;
 }
 
 Session::Session(Handshake handshake, int32_t spin_us)
@@ -65,7 +65,6 @@ Session::Session(Handshake handshake, int32_t spin_us)
 
 Session::~Session() {
   unregister_session(this);
-  if (!in_child_.load()) close();
 }
 
 int Session::map(engram_error* error) {
@@ -97,6 +96,15 @@ int Session::map(engram_error* error) {
   }
   if (const int status = is_serving(true, error)) return status;
   return send_mapped(handshake_.socket.get(), error);
+}
+
+void Session::free() {
+  close();
+  drop_reference();
+}
+
+void Session::drop_reference() {
+  if (references_.fetch_sub(1) == 1) delete this;
 }
 
 void Session::abandon_in_child() {
@@ -281,6 +289,7 @@ int Session::try_take_slot(const Submission& submission) {
   const int slot = free_slots_[--free_count_];
   LocalSlot& local = slots_[slot];
   local.state = SlotState::kOpen;
+  references_.fetch_add(1, std::memory_order_relaxed);
   local.holder.store(current_thread(), std::memory_order_relaxed);
   local.ids_offset = *ids_offset;
   local.ids_bytes = ids_bytes;
@@ -380,7 +389,13 @@ int Session::slot_of(int64_t ticket) const {
 }
 
 void Session::release(int64_t ticket) {
-  if (in_child_.load(std::memory_order_relaxed)) return;
+  if (in_child_.load(std::memory_order_relaxed)) {
+    // The lock may be in any state here. The ticket's memory is not mapped, so there is nothing else to give back.
+    if (ticket < 0) return;
+    uint64_t serial = static_cast<uint64_t>(ticket) >> kSlotBits;
+    if (slots_[ticket & (ENGRAM_MAX_SLOTS - 1)].serial.compare_exchange_strong(serial, serial + 1)) drop_reference();
+    return;
+  }
   bool wake;
   {
     const std::lock_guard guard(lock_);
@@ -397,6 +412,7 @@ void Session::release(int64_t ticket) {
     if (wake) room_futex_.fetch_add(1);
   }
   if (wake) futex_wake_all(reinterpret_cast<const uint32_t*>(&room_futex_), FutexScope::kProcess);
+  drop_reference();
 }
 
 // ---- waiting

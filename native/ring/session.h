@@ -11,7 +11,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 
 #include "common/mapping.h"
@@ -39,12 +38,12 @@ struct Submission {
 class Session {
  public:
   // Nothing, with `error` filled in, where no session could be had.
-  static std::unique_ptr<Session> connect(const char* path, const engram_connect_options& options, engram_error* error);
-  ~Session();
+  static Session* connect(const char* path, const engram_connect_options& options, engram_error* error);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   // See engram/client.h for these.
+  void free();
   void close();
   int check(engram_error* error);
   int64_t submit(const Submission& submission, int32_t wait_ms, engram_error* error);
@@ -90,6 +89,7 @@ class Session {
     RoomWaiter* next;
   };
 
+  ~Session();
   explicit Session(Handshake handshake, int32_t spin_us);
   int map(engram_error* error);
 
@@ -99,6 +99,7 @@ class Session {
   int try_take_slot(const Submission& submission);
   bool is_waiting_hopeless() const;
   void reclaim_zombies();
+  void drop_reference();
   void free_slot(int slot);
   void send(int slot);
   // The slot of an open ticket, or -1.
@@ -120,6 +121,8 @@ class Session {
   Mapping arena_;
   Mapping state_map_;
 
+  // The handle and each open ticket: so the rows of a ticket stay mapped after the handle is freed.
+  std::atomic<uint32_t> references_{1};
   std::atomic<bool> closed_{false};
   std::atomic<bool> in_child_{false};
   std::atomic<const char*> lost_{nullptr};  // why, once known

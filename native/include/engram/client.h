@@ -8,13 +8,12 @@
  *   engram_fetch_run(session, &fetch, timeout_ms, &error)       or all three, for any number of rows, into own memory
  *   engram_session_free(session)
  *
- * Threads: every function may be called from any number of threads at once, except that engram_session_free must be the
- * last call for its session, and that one engram_fetch belongs to one thread at a time.
- * Submit, wait, release and fetch allocate no memory.
- * Fork: in a child every function refuses an inherited session with ENGRAM_CLIENT_CLOSED, and free is allowed. The
- * child's copies of the descriptors are closed at the fork itself; rows of the parent's tickets are not mapped there.
- * Results: 0 or the value described; else a status, ENGRAM_STATUS_* from the daemon or ENGRAM_CLIENT_* from here, and
- * `error` (which may be NULL) says more. */
+ * Threads: every function may be called from any number of threads at once, except that after
+ * engram_session_free only engram_release may be called for its session, and that one engram_fetch belongs to one
+ * thread at a time. Submit, wait, release and fetch allocate no memory. Fork: in a child every function refuses an
+ * inherited session with ENGRAM_CLIENT_CLOSED, and free is allowed. The child's copies of the descriptors are closed at
+ * the fork itself; rows of the parent's tickets are not mapped there. Results: 0 or the value described; else a status,
+ * ENGRAM_STATUS_* from the daemon or ENGRAM_CLIENT_* from here, and `error` (which may be NULL) says more. */
 #pragma once
 #include <stdint.h>
 
@@ -90,7 +89,7 @@ typedef struct engram_fetch {
 engram_session* engram_connect(const char* path, const engram_connect_options* options, engram_error* error);
 /* Hangs up: calls in flight and later ones end with ENGRAM_CLIENT_CLOSED. Rows of unreleased tickets stay readable. */
 void engram_session_close(engram_session* session);
-/* Hangs up and unmaps everything. NULL is allowed. */
+/* Hangs up, and unmaps everything once the last ticket is released. NULL is allowed. */
 void engram_session_free(engram_session* session);
 /* 0 while the session serves; else ENGRAM_STATUS_LOST or ENGRAM_CLIENT_CLOSED. */
 int engram_session_check(engram_session* session, engram_error* error);
