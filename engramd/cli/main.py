@@ -51,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EngramdError as error:
         print(f"engramd: {one_line(error)}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if error.name != "engramd._engine":
+            raise
+        print("engramd: the native module is missing: run `make build` in the checkout", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader of our output went away. Python would complain once more while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

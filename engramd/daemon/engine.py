@@ -228,16 +228,17 @@ def page_size_note() -> str:
         return "4 KiB pages only"
 
 
-def raise_descriptor_limit() -> None:
-    """Lifts the soft limit on open files to the hard one: each session takes several descriptors."""
+def raise_limits() -> None:
+    """Lifts the soft limits on open files (several for each session) and locked memory (io_uring) to the hard ones."""
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError) as error:
-            _LOG.warning("the limit on open files stays at %d: %s", soft, error)
+    for what, limit in (("open files", resource.RLIMIT_NOFILE), ("locked memory", resource.RLIMIT_MEMLOCK)):
+        soft, hard = resource.getrlimit(limit)
+        if soft != hard:
+            try:
+                resource.setrlimit(limit, (hard, hard))
+            except (ValueError, OSError) as error:
+                _LOG.warning("the limit on %s stays at %d: %s", what, soft, error)
 
 
 def reopen(descriptor: int) -> int:

@@ -18,6 +18,7 @@ import struct
 import termios
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,12 @@ from engramd._engine import ffi, lib
 from engramd.daemon.catalogue import Catalogue
 from engramd.daemon.engine import Engine, SessionRefused, reopen
 from engramd.daemon.session_quota import SessionQuota
+from engramd.daemon.worker_pool import WorkerPool
 
 HANDSHAKE_DEADLINE_S = 5.0
 MAX_PENDING = 128  # connections that have not said hello
 ACCEPTS_A_TURN = 32
+MAX_OPENING = 64  # connections whose session's memory is being made
 ACCEPT_PAUSE_S = 0.1  # without descriptors, look again after this long
 _LOG = logging.getLogger("engramd")
 _MESSAGE_BYTES = lib.ENGRAM_MESSAGE_MAX_BYTES
@@ -38,13 +41,15 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(eq=False)
 class Connection:
-    """One client's connection. `session` is 0 until its hello was accepted; `is_open` once it has mapped the ring."""
+    """One client's connection. After its hello it waits for its memory (`is_opening`), then has a `session` (0 before),
+    and `is_open` once it has mapped the ring."""
 
     socket: socket.socket
     pid: int
     uid: int
     deadline: float
     session: int = 0
+    is_opening: bool = False
     is_open: bool = False
     memory_bytes: int = 0
     name: str = ""
@@ -77,6 +82,9 @@ class RingListener:
         self._pending: dict[Connection, None] = {}  # no hello yet; oldest first
         self._mapping: dict[Connection, None] = {}  # welcomed, not yet mapped; oldest first
         self._sessions: dict[int, Connection] = {}
+        self._opening: set[Connection] = set()
+        self._opener = WorkerPool("opener", 1, MAX_OPENING)  # making an arena takes tens of milliseconds
+        selector.register(self._opener.descriptor, selectors.EVENT_READ, self._opener.collect)
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._accept_again_at: float | None = None
         selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -96,7 +104,7 @@ class RingListener:
         for connection in overdue:
             # What has arrived counts, however late this loop comes to look at it.
             self._receive(connection)
-            if connection.socket.fileno() >= 0 and connection.deadline <= now and not connection.is_open:
+            if connection in self._pending or connection in self._mapping:
                 missing = "mapped its ring" if connection.session else "said hello"
                 self._drop(connection, f"has not {missing} within {HANDSHAKE_DEADLINE_S:g} s")
         if self._accept_again_at is not None and self._accept_again_at <= now:
@@ -116,12 +124,15 @@ class RingListener:
                 self._selector.unregister(self._listener)
             self._accept_again_at = None
             self._listener.close()
-        for connection in [*self._pending, *self._mapping]:
+        for connection in [*self._pending, *self._opening, *self._mapping]:
             self._drop(connection, "the daemon is stopping", lib.ENGRAM_STATUS_STOPPING)
 
     def close(self) -> None:
         """Ends everything."""
         self.stop_accepting()
+        if self._opener.descriptor >= 0:
+            self._selector.unregister(self._opener.descriptor)
+            self._opener.close()
         for connection in list(self._sessions.values()):
             self._drop(connection, None)
         if self._spare_descriptor >= 0:
@@ -246,16 +257,44 @@ class RingListener:
                 f"update {'the daemon' if low > ours else 'the client'}"
             )
         self._quota.check(connection.uid)
-        welcome, descriptors = self._engine.open_session(connection.pid, connection.uid, hello.arena_bytes)
+        if not self._opener.submit(lambda: self._open(connection, hello.arena_bytes)):
+            raise SessionRefused(lib.ENGRAM_STATUS_BUSY, f"{MAX_OPENING} sessions are being opened, the limit")
+        # It has nothing more to say before its welcome; whether it left is seen then.
+        del self._pending[connection]
+        self._selector.unregister(connection.socket)
+        self._opening.add(connection)
+        connection.is_opening = True
+        connection.memory_bytes = self._quota.session_bytes
+        self._quota.add(connection.uid, connection.memory_bytes)
+
+    def _open(self, connection: Connection, arena_bytes: int) -> Callable[[], None]:
+        """Runs on the opener's thread: makes the session's memory. Returns what the loop's thread does with it."""
         try:
-            connection.session = int(welcome.session)
+            welcome, descriptors = self._engine.open_session(connection.pid, connection.uid, arena_bytes)
+        except SessionRefused as refusal:
+            text, status = str(refusal), refusal.status
+            return lambda: self._drop(connection, text, status)
+        return lambda: self._welcome(connection, welcome, descriptors)
+
+    def _welcome(self, connection: Connection, welcome: Any, descriptors: tuple[int, int, int]) -> None:
+        session = int(welcome.session)
+        try:
+            if connection.socket.fileno() < 0:
+                self._engine.close_session(session)
+                return
+            self._opening.remove(connection)
+            connection.is_opening = False
+            self._quota.remove(connection.uid, connection.memory_bytes)
+            connection.session = session
             connection.memory_bytes = int(welcome.geometry.arena_bytes + welcome.geometry.ring_bytes)
             self._quota.add(connection.uid, connection.memory_bytes)
-            del self._pending[connection]
+            self._sessions[session] = connection
             connection.deadline = time.monotonic() + HANDSHAKE_DEADLINE_S
             self._mapping[connection] = None
-            self._sessions[connection.session] = connection
+            self._selector.register(connection.socket, selectors.EVENT_READ, lambda: self._receive(connection))
             self._send_welcome(connection, welcome, descriptors)
+        except SessionRefused as refusal:
+            self._drop(connection, str(refusal), refusal.status)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -313,11 +352,15 @@ class RingListener:
             _LOG.info("%s: session %d ended", connection, connection.session)
         self._pending.pop(connection, None)
         self._mapping.pop(connection, None)
+        if connection.is_opening:
+            self._opening.remove(connection)
+        else:
+            self._selector.unregister(connection.socket)
+        if connection.is_opening or connection.session:
+            self._quota.remove(connection.uid, connection.memory_bytes)
         if connection.session:
             del self._sessions[connection.session]
-            self._quota.remove(connection.uid, connection.memory_bytes)
             self._engine.close_session(connection.session)
-        self._selector.unregister(connection.socket)
         connection.socket.close()
 
 

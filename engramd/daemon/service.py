@@ -64,7 +64,7 @@ class Service:
         from engramd.daemon.catalogue import Catalogue
         from engramd.daemon.session_quota import SessionQuota
 
-        engine.raise_descriptor_limit()
+        engine.raise_limits()
         self._engine = engine.Engine(settings, tables)
         cleanup.callback(self._engine.destroy)
         for table in tables:
@@ -73,7 +73,7 @@ class Service:
         cleanup.callback(catalogue.close)
         self._selector = cleanup.enter_context(selectors.DefaultSelector())
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._drain_wakeup)
-        quota = SessionQuota(settings.sessions, settings.arena_limit_bytes)
+        quota = SessionQuota(settings.sessions, settings.arena_limit_bytes, settings.arena_bytes)
         self._ring = ring_listener.RingListener(self._sockets.ring, self._engine, catalogue, quota, self._selector)
         cleanup.callback(self._ring.close)
         self._events = events.EventLog(self._engine, self._ring)
@@ -88,7 +88,7 @@ class Service:
         from engramd.daemon.stats import Statistics
         from engramd.daemon.worker_pool import WorkerPool
 
-        self._pool = WorkerPool(POOL_THREADS, POOL_QUEUE_LIMIT)
+        self._pool = WorkerPool("control", POOL_THREADS, POOL_QUEUE_LIMIT)
         cleanup.callback(self._pool.close)
         self._selector.register(self._pool.descriptor, selectors.EVENT_READ, self._pool.collect)
         context = zmq.Context(1)

@@ -13,7 +13,8 @@ from engramd.sizes import format_size
 class SessionQuota:
     """Counts open sessions and the bytes of their arenas and rings by uid. Event loop's thread only."""
 
-    def __init__(self, session_limit: int, memory_limit_bytes: int) -> None:
+    def __init__(self, session_limit: int, memory_limit_bytes: int, session_bytes: int) -> None:
+        self.session_bytes = session_bytes  # what a session is taken to need until it is known
         self._session_limit = max(1, session_limit * 3 // 4)
         self._memory_limit_bytes = memory_limit_bytes * 3 // 4
         self._by_uid: dict[int, tuple[int, int]] = {}
@@ -26,7 +27,7 @@ class SessionQuota:
                 lib.ENGRAM_STATUS_BUSY,
                 f"uid {uid} has {sessions} sessions open, the limit for one uid (three quarters of --sessions)",
             )
-        if sessions and memory_bytes + memory_bytes // sessions > self._memory_limit_bytes:
+        if sessions and memory_bytes + self.session_bytes > self._memory_limit_bytes:
             raise SessionRefused(
                 lib.ENGRAM_STATUS_BUSY,
                 f"uid {uid} has {sessions} sessions with {format_size(memory_bytes)} of arenas and rings open, and one "

@@ -1,4 +1,4 @@
-"""A few threads for control requests that wait: fetches into private memory, statistics of large processes.
+"""A few threads for what would hold up the event loop: fetches into private memory, statistics, a session's memory.
 
 The loop's thread submits tasks and collects their results; only it touches sockets. Threads and loop meet in a bounded
 queue and an eventfd.
@@ -21,7 +21,8 @@ Task = Callable[[], Callable[[], None]]  # runs on a thread; returns what the lo
 class WorkerPool:
     """`descriptor` turns readable when `collect` has something to do."""
 
-    def __init__(self, threads: int, queue_limit: int) -> None:
+    def __init__(self, name: str, threads: int, queue_limit: int) -> None:
+        self._name = name
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: queue.Queue[Task | None] = queue.Queue(queue_limit)
         self._done: deque[Callable[[], None]] = deque()
@@ -42,7 +43,7 @@ class WorkerPool:
             return False
         self._unfinished += 1
         if len(self._threads) < min(self._limit, self._unfinished):
-            thread = threading.Thread(target=self._run, name=f"control-{len(self._threads)}", daemon=True)
+            thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
         return True
@@ -58,13 +59,14 @@ class WorkerPool:
             self._done.popleft()()
 
     def close(self) -> None:
-        """Ends the threads, after the tasks before this call; waits for them."""
+        """Ends the threads, after the tasks before this call; waits for them and collects what they did."""
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
         if self.descriptor >= 0:
+            self.collect()
             os.close(self.descriptor)
             self.descriptor = -1
 
@@ -73,7 +75,7 @@ class WorkerPool:
             try:
                 finish = task()
             except Exception:  # noqa: BLE001 - a thread that dies would leave requests unanswered for ever
-                _LOG.exception("a control request failed")
+                _LOG.exception("a task of the %s pool failed", self._name)
                 finish = _nothing
             self._done.append(finish)
             os.eventfd_write(self.descriptor, 1)

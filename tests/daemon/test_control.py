@@ -258,6 +258,33 @@ def test_too_much_at_once_is_busy_never_lost(start_daemon: Any, control: Any) ->
     assert reply["ok"], reply
 
 
+def test_a_stop_in_the_middle_answers_or_refuses(start_daemon: Any, control: Any) -> None:
+    daemon = start_daemon(dram="0")
+    client = control(daemon.socket)
+    ids = ids32(*range(20_000))
+    for number in range(30):
+        fields = {"v": 1, "id": number, "verb": "fetch", "table": "demo", "layer": 1, "width": 4}
+        client.socket.send_multipart([msgpack.packb(fields), ids])
+        if number == 0:
+            first, rest = client.receive()
+            assert (first["ok"], len(rest[0])) == (True, 20_000 * 264)
+    assert daemon.stop() == 0
+    client.socket.setsockopt(zmq.RCVTIMEO, 300)
+    answered = 1
+    try:
+        while True:
+            reply, rest = client.receive()
+            answered += 1
+            if reply["ok"]:
+                assert len(rest[0]) == 20_000 * 264
+            else:
+                assert reply["error"] in ("DaemonLost", "Busy")
+    except zmq.Again:
+        pass
+    assert answered <= 30
+    assert "drained" in daemon.log
+
+
 def test_req_sockets_are_answered_too(start_daemon: Any) -> None:
     daemon = start_daemon()
     with zmq.Context() as context, context.socket(zmq.REQ) as client:
