@@ -14,12 +14,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from engramd.config import Settings
 from engramd.daemon import log, notify, sockets
 from engramd.daemon.tables import ServedTable, open_tables
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
+
+if TYPE_CHECKING:
+    from engramd.daemon.control import ControlEndpoint
 
 DRAIN_TIMEOUT_S = 10.0
 DRAIN_SLICE_MS = 50
@@ -78,6 +82,8 @@ class Service:
         cleanup.callback(self._ring.close)
         self._events = events.EventLog(self._engine, self._ring)
         self._selector.register(self._engine.event_descriptor, selectors.EVENT_READ, lambda: None)
+        self._endpoints: list[ControlEndpoint] = []
+        self._turn(0.0)  # a client that waits already gets its memory made while libzmq is loaded
         self._start_control(cleanup)
         self._tables = tables
 
@@ -97,7 +103,7 @@ class Service:
         local = ControlEndpoint(context, verbs, knows_peers=True)
         cleanup.callback(local.close)
         local.bind_listener(self._sockets.path, self._sockets.control.detach())
-        self._endpoints = [local]
+        self._endpoints.append(local)
         if self._settings.tcp is not None:
             remote = ControlEndpoint(context, verbs, knows_peers=False)
             cleanup.callback(remote.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engramd.table import manifest
 
@@ -323,6 +326,36 @@ def test_wanted_arena_is_never_exceeded(start_daemon: Any, raw_client: Any) -> N
     for wanted, at_most in ((1 << 20, 1 << 20), (1 << 40, 8 << 20), (2**64 - 1, 8 << 20)):
         client = raw_client(daemon.socket)
         assert WELCOME_BODY.unpack(client.open(arena_bytes=wanted))[5] <= at_most
+
+
+def test_any_bytes_leave_the_daemon_serving(start_daemon: Any, raw_client: Any, engramd: Any) -> None:
+    daemon = start_daemon(arena="1MiB")
+    kinds = st.integers(0, 8) | st.integers(0, 65535)
+    bodies = st.binary(max_size=120) | st.builds(
+        hello_body, st.integers(0, 2), st.integers(0, 2), st.integers(0, 2**64 - 1), st.binary(max_size=64)
+    )
+    lengths = st.just(-1) | st.integers(0, 2**32 - 1)
+    versions = st.sampled_from([1, 1, 1, 0, 2, 65535])
+    messages = st.builds(
+        lambda kind, body, length, version: message(kind, body, length=length, version=version),
+        kinds,
+        bodies,
+        lengths,
+        versions,
+    )
+
+    @given(st.lists(messages | st.binary(min_size=1, max_size=5000), min_size=1, max_size=4))
+    @settings(max_examples=150)
+    def talk(sent: list[bytes]) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(daemon.socket + ".ring")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for data in sent:
+                    client.send(data)
+
+    talk()
+    wait_for_arenas(engramd, daemon, 0)
+    raw_client(daemon.socket).open()
 
 
 def test_a_hostile_name_is_one_line_of_the_log(start_daemon: Any, raw_client: Any) -> None:
