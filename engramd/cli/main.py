@@ -22,6 +22,7 @@ VERBS = {
     "verify": "check every page of a packed table",
     "serve": "run the daemon",
     "stats": "show a running daemon's counters",
+    "bench": "measure on this machine",
     "shutdown": "ask a running daemon to drain and stop",
 }
 

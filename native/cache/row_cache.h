@@ -70,6 +70,11 @@ class RowCache {
     for (std::uint32_t offset = 0; offset < stride_; offset += 64) __builtin_prefetch(slot + offset, 0, 2);
   }
 
+  // For simulations, which look up one key at a time.
+  void prefetch_index(std::uint64_t key) const {
+    if (capacity_ != 0) __builtin_prefetch(index_.first(RowIndex::hash(key)));
+  }
+
   // Offers a row (row_bytes bytes). It may be dropped: where it is there already, or no slot is free just now.
   void admit(std::uint64_t key, const std::uint8_t* row);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/row_cache.h"
+#include "engram/simulate.h"
 
 using engram::RowCache;
 
@@ -125,4 +126,17 @@ TEST_CASE("a simulated cache keeps keys alone") {
   for (std::uint64_t row = 0; row < 30'000; ++row) cache.admit(RowCache::key(1, row), nullptr);
   CHECK(cache.usage().rows > 9'500);
   CHECK(cache.usage().used_bytes < 10'000 * 40);
+}
+
+TEST_CASE("a simulation counts the hits of an order of look-ups") {
+  CHECK(engram_simulation_create(0) == nullptr);
+  engram_simulation* simulation = engram_simulation_create(100);
+  REQUIRE(simulation != nullptr);
+  const std::vector<std::int64_t> keys = {1, 2, 1, -1, 2, 3, 0, 0, -5};
+  CHECK(engram_simulation_run(simulation, keys.data(), keys.size()) == 3);
+  CHECK(engram_simulation_run(simulation, keys.data(), keys.size()) == 7);
+  std::vector<std::int64_t> once(100'000);
+  for (std::size_t i = 0; i < once.size(); ++i) once[i] = static_cast<std::int64_t>(1000 + i);
+  CHECK(engram_simulation_run(simulation, once.data(), once.size()) == 0);
+  engram_simulation_destroy(simulation);
 }
