@@ -270,7 +270,7 @@ class _Packer:
                 raise EngramdError(
                     f"{folders[device]}: not enough space: the new generation needs {format_size(count)} "
                     f"({count} bytes) more, {format_size(free)} ({free} bytes) are free (an older generation is only "
-                    "removed when the new one is there); nothing was written"
+                    "removed when the new one is there); nothing more was written"
                 )
 
     def chunks(self, plans: Sequence[LayerPlan]) -> Iterator[tuple[LayerPlan, Chunk]]:
