@@ -70,17 +70,20 @@ class ByteBudget:
         self._total += count
 
     def give_back(self, peer: tuple[int, bytes], count: int) -> None:
+        """Ends a reservation."""
         self._total -= count
         left = self._by_peer[peer] - count
-        if left:
-            self._by_peer[peer] = left
-        else:
+        self._by_peer[peer] = left
+        if not left:
             del self._by_peer[peer]
 
     def give_back_when_sent(self, tracker: Any, peer: tuple[int, bytes], count: int) -> None:
-        """Keeps the reservation until a zmq.MessageTracker says that the memory is free."""
-        self._unsent.append((tracker, peer, count))
-        self._sweep()
+        """Keeps the reservation until a zmq.MessageTracker says that the memory is free; None: it is free already."""
+        if tracker is None:
+            self.give_back(peer, count)
+        else:
+            self._unsent.append((tracker, peer, count))
+            self._sweep()
 
     def _sweep(self) -> None:
         waiting = []
@@ -139,9 +142,7 @@ class Verbs:
         except RequestError as error:
             peer.endpoint.send(peer, [messages.reply_error(request, error)])
         except Exception:  # noqa: BLE001 - a mistake in here must not end the daemon
-            _LOG.exception("a control request cannot be handled")
-            unexpected = RequestError("EngramError", "internal error of the daemon (see its log)")
-            peer.endpoint.send(peer, [messages.reply_error(request, unexpected)])
+            peer.endpoint.send(peer, [unexpected(request)])
 
     def _ping(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         peer.endpoint.send(peer, [messages.reply_ok(request, version=__version__, pid=os.getpid())])
@@ -165,11 +166,10 @@ class Verbs:
         peer.endpoint.send(peer, [messages.reply_ok(request, tables=tables, max_fetch_rows=limit)])
 
     def _stats(self, peer: Peer, request: Request, ids: bytes | None) -> None:
-        def task() -> Callable[[], None]:
-            reply = messages.reply_ok(request, stats=self._statistics())
-            return lambda: peer.endpoint.send(peer, [reply])
+        def work() -> list[Any]:
+            return [messages.reply_ok(request, stats=self._statistics())]
 
-        self._submit(task)
+        self._submit(peer, request, 0, work)
 
     def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         if peer.uid is None or peer.uid not in (0, os.geteuid()):
@@ -196,33 +196,14 @@ class Verbs:
         if count == 0:
             peer.endpoint.send(peer, [messages.reply_ok(request), b""])
             return
-        reserved = len(ids) + reply_bytes
-        self._budget.take(peer.key, reserved)
 
-        def task() -> Callable[[], None]:
+        def work() -> list[Any]:
             rows = bytearray(reply_bytes)
             failure = self._engine.request(native, ids, rows, REQUEST_TIMEOUT_MS)
-            return lambda: self._finish_fetch(peer, request, layer, failure, rows, reserved)
+            raise_failure(failure, layer)
+            return [messages.reply_ok(request), rows]
 
-        try:
-            self._submit(task)
-        except RequestError:
-            self._budget.give_back(peer.key, reserved)
-            raise
-
-    def _finish_fetch(
-        self, peer: Peer, request: Request, layer: ServedLayer, failure: Any, rows: bytearray, reserved: int
-    ) -> None:
-        if failure.status != lib.ENGRAM_STATUS_OK:
-            self._budget.give_back(peer.key, reserved)
-            error = failure_error(failure, layer)
-            peer.endpoint.send(peer, [messages.reply_error(request, error)])
-            return
-        tracker = peer.endpoint.send(peer, [messages.reply_ok(request), rows])
-        if tracker is None:
-            self._budget.give_back(peer.key, reserved)
-        else:
-            self._budget.give_back_when_sent(tracker, peer.key, reserved)
+        self._submit(peer, request, len(ids) + reply_bytes, work)
 
     def _prefetch(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         assert ids is not None
@@ -231,29 +212,34 @@ class Verbs:
         if count == 0:
             peer.endpoint.send(peer, [messages.reply_ok(request)])
             return
-        reserved = len(ids)
+
+        def work() -> list[Any]:
+            raise_failure(self._engine.request(native, ids, None, REQUEST_TIMEOUT_MS), layer)
+            return [messages.reply_ok(request)]
+
+        self._submit(peer, request, len(ids), work)
+
+    def _submit(self, peer: Peer, request: Request, reserved: int, work: Callable[[], list[Any]]) -> None:
+        """Lets the pool do the work and sends the frames that it returns or the RequestError that it raises. `reserved`
+        bytes count against the client until the reply has left. Raises RequestError Busy."""
         self._budget.take(peer.key, reserved)
 
-        def finish(failure: Any) -> None:
-            self._budget.give_back(peer.key, reserved)
-            if failure.status == lib.ENGRAM_STATUS_OK:
-                peer.endpoint.send(peer, [messages.reply_ok(request)])
-            else:
-                peer.endpoint.send(peer, [messages.reply_error(request, failure_error(failure, layer))])
-
         def task() -> Callable[[], None]:
-            failure = self._engine.request(native, ids, None, REQUEST_TIMEOUT_MS)
-            return lambda: finish(failure)
+            try:
+                frames = work()
+            except RequestError as error:
+                frames = [messages.reply_error(request, error)]
+            except Exception:  # noqa: BLE001 - whatever happens, the client gets an answer
+                frames = [unexpected(request)]
+            return lambda: self._finish(peer, frames, reserved)
 
-        try:
-            self._submit(task)
-        except RequestError:
-            self._budget.give_back(peer.key, reserved)
-            raise
-
-    def _submit(self, task: Callable[[], Callable[[], None]]) -> None:
         if not self._pool.submit(task):
+            self._budget.give_back(peer.key, reserved)
             raise RequestError("Busy", "the daemon's queue of control requests is full")
+
+    def _finish(self, peer: Peer, frames: list[Any], reserved: int) -> None:
+        tracker = peer.endpoint.send(peer, frames)
+        self._budget.give_back_when_sent(tracker, peer.key, reserved)
 
     def _find_layer(self, request: Request) -> ServedLayer:
         """The layer that a request names. Raises RequestError UnknownTable or TableMismatch."""
@@ -307,8 +293,16 @@ class Verbs:
         return number
 
 
-def failure_error(failure: Any, layer: ServedLayer) -> RequestError:
-    """The error that a client raises for an engram_failure."""
+def unexpected(request: Request) -> bytes:
+    """The reply where the daemon itself is wrong; called while the exception is handled."""
+    _LOG.exception("a control request cannot be handled")
+    return messages.reply_error(request, RequestError("EngramError", "internal error of the daemon (see its log)"))
+
+
+def raise_failure(failure: Any, layer: ServedLayer) -> None:
+    """Raises the RequestError that an engram_failure stands for, where it stands for one."""
+    if failure.status == lib.ENGRAM_STATUS_OK:
+        return
     where = f"table {layer.table.name} layer {layer.layer}"
     kind = ERROR_CLASSES.get(failure.status, "EngramError")
     if failure.status == lib.ENGRAM_STATUS_ROW_ID:
@@ -316,21 +310,21 @@ def failure_error(failure: Any, layer: ServedLayer) -> RequestError:
             f"row id {failure.row_id} at position {failure.position} is outside {where}: "
             f"ids are -1 (zeros) or 0 .. {layer.rows - 1} ({layer.rows} rows)"
         )
-        return RequestError(kind, text, position=failure.position, row_id=failure.row_id)
+        raise RequestError(kind, text, position=failure.position, row_id=failure.row_id)
     if failure.status == lib.ENGRAM_STATUS_PAGE_CORRUPT:
         text = f"{where}: row {failure.row_id} in page {failure.page} does not match its checksum"
-        return RequestError(kind, text, page=failure.page, row_id=failure.row_id)
+        raise RequestError(kind, text, page=failure.page, row_id=failure.row_id)
     if failure.status == lib.ENGRAM_STATUS_READ_FAILED:
         number = abs(failure.error_number)
         text = f"{where}: page {failure.page} (row {failure.row_id}) cannot be read: {os.strerror(number)}"
-        return RequestError(kind, text, page=failure.page, row_id=failure.row_id, errno=number)
+        raise RequestError(kind, text, page=failure.page, row_id=failure.row_id, errno=number)
     texts = {
         lib.ENGRAM_STATUS_BUSY: "a limit of the daemon is reached",
         lib.ENGRAM_STATUS_TIMEOUT: f"not served within {REQUEST_TIMEOUT_MS / 1000:g} s",
         lib.ENGRAM_STATUS_STOPPING: "the daemon is stopping",
         lib.ENGRAM_STATUS_STALE: "this generation is no longer served",
     }
-    return RequestError(kind, f"{where}: {texts.get(failure.status, f'refused with status {failure.status}')}")
+    raise RequestError(kind, f"{where}: {texts.get(failure.status, f'refused with status {failure.status}')}")
 
 
 class ControlEndpoint:

@@ -92,7 +92,7 @@ class Statistics:
                     "name": layer.table.name,
                     "identity": manifest.identity,
                     "generation": manifest.generation,
-                    "path": manifest.directory,
+                    "path": os.fsencode(manifest.directory).decode("utf-8", "replace"),
                     "row_bytes": manifest.row_bytes,
                     "layers": [],
                 },
