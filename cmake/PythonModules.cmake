@@ -1,4 +1,7 @@
-# engram_python_module(MODULE package.name FOLDER dir LIBRARY target HEADERS a.h ...)
+# engram_python_module(MODULE package.name FOLDER dir LIBRARY target HEADERS a.h ... [FAULTS])
+#
+# FAULTS: a second build of the module with the fault seam inside (native/io/fault_reader.h), left in faults/ of the build
+# folder and never installed.
 #
 # Builds a cffi module in API mode: the sections between cdef-begin and cdef-end of each header become the module's
 # declarations, and the C compiler checks every size and offset against the same headers. So Python and C++ share one
@@ -15,11 +18,14 @@ endif()
 add_custom_target(engram_modules)
 
 function(engram_python_module)
-  cmake_parse_arguments(ARG "" "MODULE;FOLDER;LIBRARY" "HEADERS" ${ARGN})
+  cmake_parse_arguments(ARG "FAULTS" "MODULE;FOLDER;LIBRARY" "HEADERS" ${ARGN})
   string(REPLACE "." ";" parts ${ARG_MODULE})
   list(GET parts 0 package)
   list(GET parts 1 name)
   set(target ${package}${name}_module)
+  if(ARG_FAULTS)
+    string(APPEND target "_faults")
+  endif()
   set(generated ${CMAKE_BINARY_DIR}/generated/${target})
   set(extract ${CMAKE_SOURCE_DIR}/tools/extract_cdef.py)
   set(headers)
@@ -38,12 +44,18 @@ function(engram_python_module)
     COMMENT "Generating the source of ${ARG_MODULE}"
     VERBATIM)
   Python_add_library(${target} MODULE ${generated}.c)
+  if(ARG_FAULTS)
+    # Objects come before archives, so the archive's own side of the seam is never taken.
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:engram_faults>)
+  endif()
   # The generated C is not held to -Wextra -Werror, hence only the library's include folders and link line.
   target_link_libraries(${target} PRIVATE ${ARG_LIBRARY})
   target_compile_options(${target} PRIVATE -Wno-error -Wno-extra -Wno-unused-parameter -Wno-missing-field-initializers)
   # Nothing but the module's init function is visible: two modules with the same library inside never mix.
   target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL -Wl,-z,now -Wl,--gc-sections)
-  if(ENGRAM_INPLACE)
+  if(ARG_FAULTS)
+    set(folder ${CMAKE_BINARY_DIR}/faults/${package})
+  elseif(ENGRAM_INPLACE)
     set(folder ${CMAKE_SOURCE_DIR}/${ARG_FOLDER})
   else()
     set(folder ${CMAKE_BINARY_DIR}/python/${package})
@@ -52,7 +64,9 @@ function(engram_python_module)
     ${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} SUFFIX ${module_suffix} LINKER_LANGUAGE CXX
                          LIBRARY_OUTPUT_DIRECTORY ${folder})
   add_dependencies(engram_modules ${target})
-  install(TARGETS ${target} LIBRARY DESTINATION ${package} COMPONENT python)
+  if(NOT ARG_FAULTS)
+    install(TARGETS ${target} LIBRARY DESTINATION ${package} COMPONENT python)
+  endif()
 endfunction()
 
 engram_python_module(
@@ -61,3 +75,8 @@ engram_python_module(
 engram_python_module(
   MODULE engram_client._native FOLDER client/engram_client LIBRARY engram_client_native
   HEADERS wire.h hash.h client.h)
+if(ENGRAM_FAULTS)
+  engram_python_module(
+    MODULE engramd._engine FOLDER engramd LIBRARY engram_native FAULTS
+    HEADERS wire.h hash.h pages.h engine.h)
+endif()

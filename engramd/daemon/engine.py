@@ -203,6 +203,14 @@ class Engine:
             self._engine = ffi.NULL
 
 
+def injected_faults() -> dict[str, int] | None:
+    """How many disk faults of each kind have been injected; None in an ordinary build, which cannot inject any."""
+    text = ffi.new("char[]", _ERROR_BYTES)
+    if lib.engram_fault_report(text, _ERROR_BYTES) == 0:
+        return None
+    return {kind: int(count) for kind, count in (entry.split("=") for entry in text_of(text).split())}
+
+
 def text_of(characters: Any) -> str:
     """A zero-terminated char array as text."""
     return str(ffi.string(characters).decode("utf-8", "replace"))

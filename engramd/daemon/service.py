@@ -71,6 +71,11 @@ class Service:
         engine.raise_limits()
         self._engine = engine.Engine(settings, tables)
         cleanup.callback(self._engine.destroy)
+        if engine.injected_faults() is not None:
+            _LOG.warning(
+                "this is a fault build, made for tests: it injects the disk faults of ENGRAMD_FAULTS=%s",
+                os.environ.get("ENGRAMD_FAULTS", ""),
+            )
         for table in tables:
             table.close()
         catalogue = Catalogue(self._engine.layers)

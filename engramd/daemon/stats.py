@@ -8,7 +8,7 @@ from typing import Any
 
 from engramd import __version__
 from engramd._engine import lib
-from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine
+from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine, injected_faults
 
 LATENCY_CLASSES = ("1-256", "257-4096", "4097-65536", "65537-")
 _LAYER_COUNTERS = (
@@ -32,6 +32,7 @@ class Statistics:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._started_at = time.monotonic()
+        self._is_fault_build = injected_faults() is not None
 
     def __call__(self) -> dict[str, Any]:
         counters = self._engine.counters()
@@ -39,6 +40,8 @@ class Statistics:
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "pid": os.getpid(),
+            "fault_build": self._is_fault_build,
+            "faults": injected_faults() or {},
             "tables": self._tables(),
             "dram": {
                 "budget_bytes": counters["budget_bytes"],

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "io/fault_reader.h"
 #include "ring/futex.h"
 
 namespace engram {
@@ -50,6 +51,7 @@ std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::
             std::to_string(kMinArenaBytes) + " to " + std::to_string(kMaxArenaBytes);
     return nullptr;
   }
+  if (!prepare_faults(error)) return nullptr;
   std::unique_ptr<Engine> engine(new Engine(options));
   if (engine->shared_.events.descriptor() < 0) {
     error = std::string("eventfd: ") + std::strerror(errno);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/engine.h"
+#include "io/fault_reader.h"
 
 struct engram_engine {
   std::unique_ptr<engram::Engine> engine;
@@ -113,6 +114,12 @@ void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* 
     engine->engine->read_counters(counters);
     return 0;
   });
+}
+
+uint64_t engram_fault_report(char* text, uint64_t text_bytes) {
+  const std::string report = engram::fault_report();
+  put_text(report, text, text_bytes);
+  return report.size();
 }
 
 int engram_engine_drain(engram_engine* engine, uint32_t timeout_ms) {

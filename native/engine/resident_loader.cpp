@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "io/fault_reader.h"
+
 namespace engram {
 namespace {
 
@@ -20,12 +22,15 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Reads all of it; 0 or an errno.
+constexpr int kMaxAttempts = 16;
+
+// Reads all of it; 0 or an errno. Interrupted and refused reads are tried again.
 int read_fully(int file, std::uint8_t* buffer, std::uint64_t bytes, std::uint64_t offset) {
   std::uint64_t done = 0;
+  int attempts = 0;
   while (done < bytes) {
-    const ssize_t count = pread(file, buffer + done, bytes - done, static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = faulty_pread(file, buffer + done, bytes - done, static_cast<off_t>(offset + done));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN) && ++attempts < kMaxAttempts) continue;
     if (count < 0) return errno;
     if (count == 0) return EIO;
     done += static_cast<std::uint64_t>(count);
@@ -73,9 +78,14 @@ void ResidentLoader::load(Layer& layer) {
         buffer == nullptr ? ENOMEM : read_fully(place.file, buffer.get(), count * layout.page_bytes, place.offset);
     layer.background_reads.fetch_add(count, std::memory_order_relaxed);
     for (std::uint64_t page = first; page < first + count; ++page) {
-      const std::uint8_t* bytes = buffer.get() + (page - first) * layout.page_bytes;
+      std::uint8_t* bytes = buffer.get() + (page - first) * layout.page_bytes;
       const std::uint32_t rows = layer.rows_in_page(page);
       bool good = failure == 0;
+      if (failure != 0 && buffer != nullptr) {
+        // One bad block fails the whole read: the pages around it are good.
+        good = read_fully(place.file, bytes, layout.page_bytes, place.offset + (page - first) * layout.page_bytes) == 0;
+        layer.background_reads.fetch_add(1, std::memory_order_relaxed);
+      }
       for (std::uint32_t row = 0; row < rows && good; ++row) {
         good = layer.row_ok(bytes, page * layout.rows_per_page + row, row);
       }

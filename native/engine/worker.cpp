@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "io/fault_reader.h"
 #include "ring/futex.h"
 
 namespace engram {
@@ -97,6 +98,7 @@ bool Worker::open_reader(std::string& error) {
     if (reader == nullptr) return false;
   }
   io_uring_.store(reader->is_io_uring(), std::memory_order_relaxed);
+  reader = with_faults(std::move(reader), *buffers_);
   const std::lock_guard lock(reader_mutex_);
   reader_ = std::move(reader);
   return true;

@@ -69,10 +69,12 @@ bool Worker::submit_reads() {
 }
 
 bool Worker::reap_reads() {
-  if (in_flight_.load(std::memory_order_relaxed) == 0 && !reader_->is_io_uring()) return false;
-  PageRead* reads[64];
-  const std::uint32_t count = reader_->reap(reads, 64);
-  for (std::uint32_t i = 0; i < count; ++i) finish_read(flights_[reads[i]->buffer]);
+  std::uint32_t count = 0;
+  if (in_flight_.load(std::memory_order_relaxed) != 0 || reader_->is_io_uring()) {
+    PageRead* reads[64];
+    count = reader_->reap(reads, 64);
+    for (std::uint32_t i = 0; i < count; ++i) finish_read(flights_[reads[i]->buffer]);
+  }
   if (retire_later_) {
     retire_later_ = false;
     retire_closed_sessions();

@@ -95,6 +95,8 @@ class UringReader final : public PageReader {
       }
       io_uring_cq_advance(&ring_, got);
     }
+    // A worker with other work to do may not come here to sleep, which would send them, for long.
+    if (std::exchange(again_, false)) flush();
     return count;
   }
 
@@ -170,6 +172,7 @@ class UringReader final : public PageReader {
     auto* page = reinterpret_cast<PageRead*>(static_cast<std::uintptr_t>(data));
     if (finish_or_continue(*page, cqe.res)) return page;
     submit(page);
+    again_ = true;
     return nullptr;
   }
 
@@ -180,6 +183,7 @@ class UringReader final : public PageReader {
   int wake_descriptor_ = -1;
   std::unordered_map<int, bool> watched_;
   std::vector<int> rearm_;
+  bool again_ = false;  // reads that were cut short or refused are queued once more
 };
 
 }  // namespace

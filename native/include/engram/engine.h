@@ -171,6 +171,10 @@ uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counte
 uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_counters* counters, uint64_t capacity);
 void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* counters);
 
+/* In a build that can inject disk faults (for tests), "short=3 eintr=0 ...": the faults injected so far. Returns the
+ * text's length, 0 in an ordinary build. */
+uint64_t engram_fault_report(char* text, uint64_t text_bytes);
+
 /* New requests complete with STOPPING from now on. Waits until running ones are done, at most timeout_ms; 0 when
  * drained. */
 int engram_engine_drain(engram_engine* engine, uint32_t timeout_ms);

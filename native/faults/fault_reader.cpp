@@ -1,0 +1,414 @@
+// A reader that injects faults between the worker and the real reader, and where the faults come from.
+//
+// Reads that are to fail never reach the drive; reads that are to deliver something wrong do, from the wrong place, or
+// with their bytes changed afterwards. Retries go the way that they go in an ordinary build: through
+// finish_or_continue.
+#include "io/fault_reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ring/futex.h"
+
+namespace engram {
+namespace {
+
+enum Kind : std::size_t { kShort, kEintr, kEagain, kEio, kFlip, kTorn, kMisdirected, kLayer, kStale, kSlow, kKinds };
+constexpr std::array<const char*, kKinds> kNames = {"short", "eintr",       "eagain", "eio",   "flip",
+                                                    "torn",  "misdirected", "layer",  "stale", "slow"};
+constexpr std::int64_t kLookAgainNs = 20'000'000;  // at an @FILE
+constexpr std::uint32_t kBlock = 512;              // what O_DIRECT cuts reads at
+constexpr useconds_t kHoldUs = 200;
+
+struct Plan {
+  std::array<double, kKinds> rates{};
+  std::uint64_t seed = 1;
+  std::uint64_t eio_at = 0;
+  std::uint64_t slow_ms = 20;
+  std::string stale_file;
+};
+
+template <typename Number>
+bool parse_number(std::string_view text, Number& number) {
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return failure == std::errc{} && end == text.data() + text.size();
+}
+
+bool parse(const std::string& text, Plan& plan, std::string& error) {
+  std::stringstream list(text);
+  std::string entry;
+  while (std::getline(list, entry, ',')) {
+    while (!entry.empty() && std::isspace(static_cast<unsigned char>(entry.back())) != 0) entry.pop_back();
+    if (entry.empty()) continue;
+    const std::size_t equals = entry.find('=');
+    const std::string key = entry.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "" : entry.substr(equals + 1);
+    bool good = false;
+    if (key == "seed") {
+      good = parse_number(value, plan.seed);
+    } else if (key == "eio_at") {
+      good = parse_number(value, plan.eio_at);
+    } else if (key == "slow_ms") {
+      good = parse_number(value, plan.slow_ms);
+    } else if (key == "stale_file") {
+      plan.stale_file = value;
+      good = !value.empty();
+    } else {
+      const auto name = std::find(kNames.begin(), kNames.end(), key);
+      if (name == kNames.end()) {
+        error = "ENGRAMD_FAULTS: no fault is called '" + key + "'";
+        return false;
+      }
+      double& rate = plan.rates[static_cast<std::size_t>(name - kNames.begin())];
+      good = parse_number(value, rate) && rate >= 0 && rate <= 1;
+    }
+    if (!good) {
+      error = "ENGRAMD_FAULTS: '" + value + "' is no value for " + key;
+      return false;
+    }
+  }
+  return true;
+}
+
+// splitmix64: the same choices on every machine.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next() {
+    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+  }
+  std::uint64_t below(std::uint64_t limit) { return next() % limit; }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+
+ private:
+  std::uint64_t state_;
+};
+
+// The plan of the whole process, and what it has done.
+class Faults {
+ public:
+  bool prepare(std::string& error) {
+    const char* given = std::getenv("ENGRAMD_FAULTS");
+    std::string text = given != nullptr ? given : "";
+    if (!text.empty() && text[0] == '@') {
+      path_ = text.substr(1);
+      std::ifstream file(path_);
+      if (!file) {
+        error = "ENGRAMD_FAULTS: " + path_ + " cannot be read";
+        return false;
+      }
+      std::getline(file, text, '\0');
+      remember_file();
+    }
+    const std::lock_guard lock(mutex_);
+    return parse(text, plan_, error);
+  }
+
+  // The plan as it is now. Any thread.
+  Plan plan() {
+    const std::lock_guard lock(mutex_);
+    if (!path_.empty() && monotonic_ns() >= look_at_ns_) {
+      look_at_ns_ = monotonic_ns() + kLookAgainNs;
+      if (remember_file()) {
+        std::ifstream file(path_);
+        std::string text;
+        std::getline(file, text, '\0');
+        Plan next;
+        std::string error;
+        if (parse(text, next, error)) plan_ = next;
+      }
+    }
+    return plan_;
+  }
+
+  void count(Kind kind) { counts_[kind].fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t next_read() { return reads_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  std::uint64_t next_stream() { return streams_.fetch_add(1, std::memory_order_relaxed); }
+
+  std::string report() const {
+    std::string text;
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      text += (kind == 0 ? "" : " ") + std::string(kNames[kind]) + "=" + std::to_string(counts_[kind].load());
+    }
+    return text;
+  }
+
+ private:
+  // Whether the file is another one than at the last look.
+  bool remember_file() {
+    struct stat status {};
+    if (stat(path_.c_str(), &status) != 0) return false;
+    const std::int64_t mark = status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec;
+    return std::exchange(mark_, mark) != mark;
+  }
+
+  std::mutex mutex_;
+  Plan plan_;                    // under mutex_
+  std::string path_;             // set once
+  std::int64_t mark_ = 0;        // under mutex_
+  std::int64_t look_at_ns_ = 0;  // under mutex_
+  std::array<std::atomic<std::uint64_t>, kKinds> counts_{};
+  std::atomic<std::uint64_t> reads_{0};
+  std::atomic<std::uint64_t> streams_{0};
+};
+
+Faults& faults() {
+  static Faults all;
+  return all;
+}
+
+void flip_bits(std::uint8_t* bytes, std::size_t count, Random& random) {
+  for (std::size_t begin = 0; begin < count; begin += 64) {
+    const std::size_t place = begin + random.below(std::min<std::size_t>(64, count - begin));
+    bytes[place] ^= static_cast<std::uint8_t>(1u << random.below(8));
+  }
+}
+
+class FaultReader final : public PageReader {
+ public:
+  FaultReader(std::unique_ptr<PageReader> inner, const PageBuffers& buffers)
+      : inner_(std::move(inner)), buffers_(buffers), random_(faults().plan().seed + faults().next_stream()) {}
+  ~FaultReader() override {
+    inner_.reset();
+    if (stale_ >= 0) close(stale_);
+  }
+
+  void submit(PageRead* read) override {
+    const Plan plan = faults().plan();
+    if (std::find(files_.begin(), files_.end(), read->file) == files_.end()) files_.push_back(read->file);
+    Flight flight{read->file, read->offset, read->bytes, kKinds, 0};
+    const std::uint64_t number = faults().next_read();
+    Kind kind = choose(plan);
+    if (number == plan.eio_at) kind = kEio;
+    switch (kind) {
+      case kShort:
+        if (read->bytes <= kBlock) break;
+        read->bytes = kBlock * static_cast<std::uint32_t>(1 + random_.below(read->bytes / kBlock - 1));
+        flight.kind = kind;
+        break;
+      case kMisdirected: {
+        struct stat status {};
+        const bool known = fstat(read->file, &status) == 0;
+        const std::uint64_t pages = known ? static_cast<std::uint64_t>(status.st_size) / read->bytes : 0;
+        if (pages < 2) break;
+        const std::uint64_t page = read->offset / read->bytes;
+        read->offset = (page + 1 + random_.below(pages - 1)) % pages * read->bytes;
+        flight.kind = kind;
+        break;
+      }
+      case kLayer:
+        if (swap_file(*read, another_file(read->file))) flight.kind = kind;
+        break;
+      case kStale:
+        if (stale_ < 0) stale_ = open(plan.stale_file.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+        if (swap_file(*read, stale_)) flight.kind = kind;
+        break;
+      case kSlow:
+        flight.release_ns = monotonic_ns() + static_cast<std::int64_t>(plan.slow_ms) * 1'000'000;
+        flight.kind = kind;
+        break;
+      default:
+        flight.kind = kind;
+    }
+    if (flight.kind != kKinds) faults().count(flight.kind);
+    flights_[read] = flight;
+    if (kind == kEintr || kind == kEagain || kind == kEio) {
+      refused_.push_back(read);
+    } else {
+      inner_->submit(read);
+    }
+  }
+
+  void flush() override { inner_->flush(); }
+
+  std::uint32_t reap(PageRead** reads, std::uint32_t capacity) override {
+    std::uint32_t count = 0;
+    std::vector<PageRead*> refused;
+    refused.swap(refused_);
+    for (PageRead* read : refused) {
+      const Kind kind = flights_[read].kind;
+      const int number = kind == kEintr ? EINTR : kind == kEagain ? EAGAIN : EIO;
+      if (!finish_or_continue(*read, -number)) {
+        flights_.erase(read);
+        inner_->submit(read);
+        inner_->flush();
+      } else if (count < capacity) {
+        flights_.erase(read);
+        reads[count++] = read;
+      } else {
+        // Asked for fewer than there are: said again with the next call, which finishes it in the same way.
+        refused_.push_back(read);
+      }
+    }
+    const std::uint32_t arrived = inner_->reap(reads + count, capacity - count);
+    const std::uint32_t begin = count;
+    for (std::uint32_t i = begin; i < begin + arrived; ++i) {
+      PageRead* read = reads[i];
+      if (arrive(*read)) reads[count++] = read;
+    }
+    const std::int64_t now = monotonic_ns();
+    while (count < capacity) {
+      const auto due = std::find_if(held_.begin(), held_.end(), [&](const Held& held) { return held.at_ns <= now; });
+      if (due == held_.end()) break;
+      reads[count++] = due->read;
+      held_.erase(due);
+    }
+    return count;
+  }
+
+  void wait(std::uint32_t completions) override {
+    if (!refused_.empty()) return;
+    if (!held_.empty()) {
+      inner_->flush();
+      usleep(kHoldUs);
+      return;
+    }
+    inner_->wait(completions);
+  }
+
+  void watch(int doorbell) override { inner_->watch(doorbell); }
+  void unwatch(int doorbell) override { inner_->unwatch(doorbell); }
+  void wake() override { inner_->wake(); }
+  bool is_io_uring() const override { return inner_->is_io_uring(); }
+
+ private:
+  struct Flight {
+    int file;
+    std::uint64_t offset;
+    std::uint32_t bytes;
+    Kind kind;
+    std::int64_t release_ns;
+  };
+  struct Held {
+    PageRead* read;
+    std::int64_t at_ns;
+  };
+
+  Kind choose(const Plan& plan) {
+    double rest = random_.unit();
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      rest -= plan.rates[kind];
+      if (rest < 0) return static_cast<Kind>(kind);
+    }
+    return kKinds;
+  }
+
+  int another_file(int file) {
+    for (const int candidate : files_) {
+      if (candidate != file) return candidate;
+    }
+    return -1;
+  }
+
+  static bool swap_file(PageRead& read, int file) {
+    struct stat status {};
+    if (file < 0 || fstat(file, &status) != 0) return false;
+    if (read.offset + read.bytes > static_cast<std::uint64_t>(status.st_size)) return false;
+    read.file = file;
+    return true;
+  }
+
+  // A read has come from the real reader: true where the worker gets it now.
+  bool arrive(PageRead& read) {
+    const auto found = flights_.find(&read);
+    if (found == flights_.end()) return true;  // a second try, left in peace
+    const Flight flight = found->second;
+    flights_.erase(found);
+    const std::uint32_t arrived = read.done;
+    read.file = flight.file;
+    read.offset = flight.offset;
+    read.bytes = flight.bytes;
+    if (read.result != 0) return true;
+    std::uint8_t* bytes = buffers_.at(read.buffer);
+    switch (flight.kind) {
+      case kShort:
+        read.done = 0;
+        if (finish_or_continue(read, arrived)) return true;
+        inner_->submit(&read);
+        inner_->flush();
+        return false;
+      case kFlip:
+        flip_bits(bytes, read.bytes, random_);
+        return true;
+      case kTorn:
+        // The half that was not written still has another page's bytes.
+        for (std::uint32_t i = read.bytes / 2; i < read.bytes; ++i)
+          bytes[i] = static_cast<std::uint8_t>(random_.next());
+        return true;
+      case kSlow:
+        held_.push_back({&read, flight.release_ns});
+        return false;
+      default:
+        return true;
+    }
+  }
+
+  std::unique_ptr<PageReader> inner_;
+  const PageBuffers& buffers_;
+  Random random_;
+  std::unordered_map<PageRead*, Flight> flights_;
+  std::vector<PageRead*> refused_;  // never sent
+  std::vector<Held> held_;
+  std::vector<int> files_;
+  int stale_ = -1;
+};
+
+}  // namespace
+
+bool prepare_faults(std::string& error) {
+  return faults().prepare(error);
+}
+
+std::unique_ptr<PageReader> with_faults(std::unique_ptr<PageReader> reader, const PageBuffers& buffers) {
+  return std::make_unique<FaultReader>(std::move(reader), buffers);
+}
+
+ssize_t faulty_pread(int file, void* buffer, std::size_t bytes, off_t offset) {
+  static std::mutex mutex;
+  static Random random(faults().plan().seed);
+  const Plan plan = faults().plan();
+  const std::lock_guard lock(mutex);
+  const std::uint64_t number = faults().next_read();
+  const auto hit = [&](Kind kind) {
+    if (random.unit() >= plan.rates[kind]) return false;
+    faults().count(kind);
+    return true;
+  };
+  const auto refuse = [](int error_number) {
+    errno = error_number;
+    return ssize_t{-1};
+  };
+  if (hit(kEintr)) return refuse(EINTR);
+  if (hit(kEagain)) return refuse(EAGAIN);
+  if (number == plan.eio_at) faults().count(kEio);
+  if (number == plan.eio_at || hit(kEio)) return refuse(EIO);
+  if (bytes > kBlock && hit(kShort)) bytes = kBlock * (1 + random.below(bytes / kBlock - 1));
+  const ssize_t count = pread(file, buffer, bytes, offset);
+  if (count > 0 && hit(kFlip)) flip_bits(static_cast<std::uint8_t*>(buffer), static_cast<std::size_t>(count), random);
+  return count;
+}
+
+std::string fault_report() {
+  return faults().report();
+}
+
+}  // namespace engram
