@@ -190,6 +190,30 @@ void RowCache::admit(std::uint64_t key, const std::uint8_t* row) {
   ++rows_;
 }
 
+std::uint64_t RowCache::hot_rows(std::uint32_t layer_key, std::uint64_t* cursor, std::uint64_t* rows,
+                                 std::uint64_t capacity) {
+  // Two sweeps over the slots: rows that were read again first, then the others. The cursor counts slots over both.
+  constexpr std::uint64_t kSlotsPerLock = 1024;
+  std::uint64_t count = 0;
+  while (count < capacity && *cursor < 2 * capacity_) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t end = std::min(*cursor + kSlotsPerLock, 2 * capacity_);
+    for (; *cursor < end && count < capacity; ++*cursor) {
+      const bool second_sweep = *cursor >= capacity_;
+      const auto slot = static_cast<std::uint32_t>(*cursor % capacity_);
+      if (slot >= (slot < main_.begin ? small_ : main_).next_unused) continue;
+      const std::uint64_t key = key_of(slot_at(slot));
+      if (key >> 40 != layer_key) continue;
+      const RowIndex::Entry entry = entry_of_slot(slot, RowIndex::hash(key));
+      if (entry.bucket == nullptr) continue;
+      const std::uint8_t hits = entry.bucket->hits[entry.position].load(std::memory_order_relaxed);
+      if (is_hot(slot, hits) == second_sweep) continue;
+      rows[count++] = key & ((std::uint64_t{1} << 40) - 1);
+    }
+  }
+  return count;
+}
+
 RowCache::Usage RowCache::usage() {
   const std::lock_guard lock(mutex_);
   Usage usage;

@@ -80,6 +80,10 @@ class RowCache {
 
   Usage usage();
 
+  // Rows of a layer that are here, hottest first, in pieces: fills up to `capacity` rows and moves the cursor (0 to
+  // begin); returns how many, 0 at the end. Rows that move meanwhile may be missed or come twice.
+  std::uint64_t hot_rows(std::uint32_t layer_key, std::uint64_t* cursor, std::uint64_t* rows, std::uint64_t capacity);
+
  private:
   struct Retired {
     std::uint32_t slot;
@@ -114,6 +118,7 @@ class RowCache {
   bool evict_one(Region& region);
   void retire(std::uint32_t slot);
   void reclaim(Region& region);
+  bool is_hot(std::uint32_t slot, std::uint8_t hits) const { return slot >= main_.begin ? hits > 0 : hits >= 2; }
   Region& region_of(std::uint32_t slot) { return slot < main_.begin ? small_ : main_; }
 
   std::uint32_t row_bytes_;  // stored per slot; 0 in simulations

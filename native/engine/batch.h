@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "engine/copy_row.h"
+#include "engine/layer.h"
 #include "engine/miss_pages.h"
 #include "engram/engine.h"
 
 namespace engram {
 
-class Layer;
 class RingSession;
 
 // A request made inside the daemon (control plane). Shared by the caller, who may give up waiting, and the worker.
@@ -21,6 +21,7 @@ struct LocalRequest {
   engram_request request{};
   std::vector<std::uint8_t> ids;    // row_count x id_bytes
   std::vector<std::uint8_t> reply;  // filled by the worker
+  bool warm = false;                // a prefetch that is answered when its rows are there, and counts as background
 
   std::mutex mutex;
   std::condition_variable done;
@@ -28,7 +29,8 @@ struct LocalRequest {
 };
 
 struct Batch {
-  Layer* layer = nullptr;
+  Layer* layer = nullptr;                      // in use by this batch from begin_batch on
+  std::shared_ptr<const Placement> placement;  // of the layer when the batch began
   RingSession* session = nullptr;  // null for local requests, and for a prefetch, whose slot is completed at once
   std::shared_ptr<LocalRequest> local;
   std::uint32_t slot = 0;
@@ -42,6 +44,7 @@ struct Batch {
   RowCopier copier = nullptr;
   bool has_duplicates = false;
   bool prefetch = false;
+  bool warm = false;  // a prefetch of the daemon's own, answered when its rows are there
 
   std::uint32_t next_row = 0;  // look-ups done so far
   bool looked_up = false;
@@ -69,11 +72,12 @@ struct Batch {
   // Ready for another request, keeping the vectors' memory.
   void reset() {
     layer = nullptr;
+    placement.reset();
     session = nullptr;
     local.reset();
     request = {};
     destination = {};
-    has_duplicates = prefetch = looked_up = queued = false;
+    has_duplicates = prefetch = warm = looked_up = queued = false;
     next_row = next_page = pages_open = 0;
     pages.clear();
     rows_zero = rows_distinct = hits = misses = rows_failed = page_reads = 0;

@@ -68,74 +68,42 @@ Engine::~Engine() {
   loader_.reset();
   workers_.clear();
   sessions_.clear();
+  layers_.clear();
+  caches_.clear();
   shared_.state.reset();  // after the workers: it frees the sessions they hand over
 }
 
 bool Engine::add_layer(const engram_layer_options& options, std::uint32_t* handle, std::string& error) {
-  const auto number = static_cast<std::uint32_t>(shared_.layers.size() + 1);
+  const std::lock_guard lock(layers_mutex_);
+  const auto number = static_cast<std::uint32_t>(layers_.size() + 1);
+  if (number > EngineShared::kMaxHandles) {
+    error = std::to_string(EngineShared::kMaxHandles) + " layers have been opened since the start: restart the daemon";
+    return false;
+  }
+  if (started_ && engram_page_bytes(options.row_bytes) > page_bytes_) {
+    error = "pages of " + std::to_string(engram_page_bytes(options.row_bytes)) + " bytes, the buffers were made for " +
+            std::to_string(page_bytes_) + ": restart the daemon";
+    return false;
+  }
   std::unique_ptr<Layer> layer = Layer::open(options, number, options_.workers, error);
   if (layer == nullptr) return false;
-  shared_.layers.push_back(std::move(layer));
+  shared_.layers[number - 1].store(layer.get(), std::memory_order_release);
+  layers_.push_back(std::move(layer));
   *handle = number;
   return true;
 }
 
-// Decides which rows live in DRAM: all of them where the budget covers all tables, else a cache per row size, each with
-// its share of the budget.
-bool Engine::place_in_dram(std::string& error) {
-  std::uint64_t all_bytes = 0;
-  std::map<std::uint32_t, std::uint64_t> bytes_of_size;
-  for (const auto& layer : shared_.layers) {
-    all_bytes += layer->bytes();
-    bytes_of_size[layer->row_bytes] += layer->bytes();
-  }
-  if (options_.dram_bytes >= all_bytes) {
-    std::vector<Layer*> to_load;
-    for (const auto& layer : shared_.layers) {
-      layer->resident = std::make_unique<ResidentRows>(layer->rows, layer->layout);
-      if (!layer->resident->valid()) {
-        error = "cannot map " + std::to_string(layer->bytes()) + " bytes of memory for layer " +
-                std::to_string(layer->layer) + ": lower --dram below the size of the tables";
-        return false;
-      }
-      to_load.push_back(layer.get());
-    }
-    loader_ = std::make_unique<ResidentLoader>(std::move(to_load), shared_.events);
-    return true;
-  }
-  for (const auto& [row_bytes, bytes] : bytes_of_size) {
-    RowCache::Options cache;
-    cache.row_bytes = row_bytes;
-    cache.readers = options_.workers;
-    cache.budget_bytes =
-        static_cast<std::uint64_t>(static_cast<long double>(options_.dram_bytes) * static_cast<long double>(bytes) /
-                                   static_cast<long double>(all_bytes));
-    auto rows = std::make_unique<RowCache>(cache);
-    if (!rows->valid()) {
-      error = "cannot map " + std::to_string(cache.budget_bytes) + " bytes of memory for rows of " +
-              std::to_string(row_bytes) + " bytes: lower --dram";
-      return false;
-    }
-    if (rows->capacity() == 0) continue;
-    for (const auto& layer : shared_.layers) {
-      if (layer->row_bytes == row_bytes) layer->cache = rows.get();
-    }
-    caches_.push_back(std::move(rows));
-  }
-  return true;
-}
-
 bool Engine::start(std::string& error) {
-  if (shared_.layers.empty()) {
+  const std::lock_guard lock(layers_mutex_);
+  if (layers_.empty()) {
     error = "no table to serve";
     return false;
   }
-  if (!place_in_dram(error)) return false;
+  if (!place_locked(options_.dram_bytes, error)) return false;
   std::uint32_t smallest_row = ENGRAM_MAX_ROW_BYTES;
-  std::uint32_t page_bytes = 0;
-  for (const auto& layer : shared_.layers) {
+  for (const auto& layer : layers_) {
     smallest_row = std::min(smallest_row, layer->row_bytes);
-    page_bytes = std::max(page_bytes, layer->layout.page_bytes);
+    page_bytes_ = std::max(page_bytes_, layer->layout.page_bytes);
   }
   ids_bytes_ = std::clamp(options_.arena_bytes / smallest_row * sizeof(std::int64_t), kMinIdsBytes, kMaxIdsBytes);
   for (std::uint32_t index = 0; index < options_.workers; ++index) {
@@ -144,7 +112,7 @@ bool Engine::start(std::string& error) {
     worker.in_flight_cap = std::max(8u, options_.in_flight_cap / options_.workers);
     worker.spin_us = options_.spin_us;
     worker.reader = options_.reader;
-    worker.page_bytes = page_bytes;
+    worker.page_bytes = page_bytes_;
     workers_.push_back(std::make_unique<Worker>(shared_, worker));
     if (!workers_.back()->start(error)) {
       workers_.pop_back();
@@ -152,6 +120,7 @@ bool Engine::start(std::string& error) {
     }
   }
   if (loader_ != nullptr) loader_->start();
+  started_ = true;
   return true;
 }
 
@@ -241,6 +210,14 @@ void Engine::close_session(std::uint64_t id) {
   sessions_.erase(entry);
 }
 
+std::uint32_t Engine::run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms) {
+  workers_[next_local_worker_.fetch_add(1) % workers_.size()]->add_local(local);
+  std::unique_lock lock(local->mutex);
+  const auto is_done = [&] { return local->outcome.status != ENGRAM_STATUS_EMPTY; };
+  if (!local->done.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done)) return ENGRAM_STATUS_TIMEOUT;
+  return local->outcome.status;
+}
+
 std::uint32_t Engine::request(const engram_request& given, const void* ids, void* out, std::uint32_t timeout_ms,
                               engram_failure* failure) {
   *failure = {};
@@ -261,29 +238,29 @@ std::uint32_t Engine::request(const engram_request& given, const void* ids, void
   local->ids.assign(bytes, bytes + std::uint64_t{given.row_count} * given.id_bytes);
   const bool fetch = given.operation == ENGRAM_OPERATION_FETCH;
   if (fetch) local->reply.resize(std::uint64_t{given.row_count} * layer->row_bytes);
-  workers_[next_local_worker_.fetch_add(1) % workers_.size()]->add_local(local);
-
-  std::unique_lock lock(local->mutex);
-  const auto is_done = [&] { return local->outcome.status != ENGRAM_STATUS_EMPTY; };
-  if (!local->done.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done)) return refuse(ENGRAM_STATUS_TIMEOUT);
+  const std::uint32_t status = run_local(local, timeout_ms);
+  if (status == ENGRAM_STATUS_TIMEOUT) return refuse(status);
   *failure = local->outcome;
-  if (fetch && local->outcome.status == ENGRAM_STATUS_OK) std::memcpy(out, local->reply.data(), local->reply.size());
-  return local->outcome.status;
+  if (fetch && status == ENGRAM_STATUS_OK) std::memcpy(out, local->reply.data(), local->reply.size());
+  return status;
 }
 
-std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint64_t capacity) const {
-  for (std::uint64_t i = 0; i < std::min<std::uint64_t>(capacity, shared_.layers.size()); ++i) {
-    const Layer& layer = *shared_.layers[i];
-    engram_layer_counters& out = counters[i];
+std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint64_t capacity) {
+  const std::lock_guard lock(layers_mutex_);
+  std::uint64_t count = 0;
+  for (const Layer* layer : served_layers()) {
+    if (count++ >= capacity) continue;
+    engram_layer_counters& out = counters[count - 1];
     out = {};
-    out.handle = layer.handle;
-    out.tier = layer.resident == nullptr    ? ENGRAM_TIER_CACHED
-               : layer.resident->finished() ? ENGRAM_TIER_RESIDENT
-                                            : ENGRAM_TIER_LOADING;
-    out.rows_total = layer.rows;
-    out.background_reads = layer.background_reads.load(std::memory_order_relaxed);
+    out.handle = layer->handle;
+    const auto placement = layer->placement();
+    out.tier = placement->resident == nullptr    ? ENGRAM_TIER_CACHED
+               : placement->resident->finished() ? ENGRAM_TIER_RESIDENT
+                                                 : ENGRAM_TIER_LOADING;
+    out.rows_total = layer->rows;
+    out.background_reads = layer->background_reads.load(std::memory_order_relaxed);
     for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {
-      const LayerCounters& part = layer.counters[worker];
+      const LayerCounters& part = layer->counters[worker];
       out.requests += part.requests.read();
       out.rows_zero += part.rows_zero.read();
       out.dram_hits += part.dram_hits.read();
@@ -299,7 +276,7 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
     // Derived, so that the sum holds in every snapshot.
     out.rows = out.rows_zero + out.dram_hits + out.dram_misses + out.rows_failed;
   }
-  return shared_.layers.size();
+  return count;
 }
 
 std::uint64_t Engine::session_counters(engram_session_counters* counters, std::uint64_t capacity) {
@@ -325,20 +302,26 @@ std::uint64_t Engine::session_counters(engram_session_counters* counters, std::u
 void Engine::read_counters(engram_engine_counters* counters) {
   engram_engine_counters& out = *counters;
   out = {};
-  out.budget_bytes = options_.dram_bytes;
-  for (const auto& cache : caches_) {
-    const RowCache::Usage usage = cache->usage();
-    out.used_bytes += usage.used_bytes;
-    out.metadata_bytes += usage.metadata_bytes;
-    out.hugetlb_bytes += usage.hugetlb_bytes;
-    out.rows_cached += usage.rows;
-  }
-  for (const auto& layer : shared_.layers) {
-    if (layer->resident == nullptr) continue;
-    out.used_bytes += layer->resident->used_bytes() + layer->resident->bitmap_bytes();
-    out.metadata_bytes += layer->resident->bitmap_bytes();
-    out.hugetlb_bytes += layer->resident->hugetlb_bytes();
-    out.rows_cached += layer->resident->used_bytes() / layer->row_bytes;
+  {
+    const std::lock_guard lock(layers_mutex_);
+    out.budget_bytes = dram_bytes_;
+    for (const auto& [row_bytes, cache] : caches_) {
+      if (cache == nullptr) continue;  // a share too small for two rows
+      const RowCache::Usage usage = cache->usage();
+      out.used_bytes += usage.used_bytes;
+      out.metadata_bytes += usage.metadata_bytes;
+      out.hugetlb_bytes += usage.hugetlb_bytes;
+      out.rows_cached += usage.rows;
+    }
+    for (const auto& layer : layers_) {
+      const auto placement = layer->placement();
+      const ResidentRows* resident = placement->resident.get();
+      if (resident == nullptr) continue;
+      out.used_bytes += resident->used_bytes() + resident->bitmap_bytes();
+      out.metadata_bytes += resident->bitmap_bytes();
+      out.hugetlb_bytes += resident->hugetlb_bytes();
+      out.rows_cached += resident->used_bytes() / layer->row_bytes;
+    }
   }
   out.arena_count = session_memory_.sessions.load();
   out.arena_bytes = session_memory_.bytes.load();

@@ -23,6 +23,12 @@ class Engine {
   bool add_layer(const engram_layer_options& options, std::uint32_t* handle, std::string& error);
   bool start(std::string& error);
 
+  // engine_place.cpp
+  bool place(std::uint64_t dram_bytes, std::string& error);
+  std::uint32_t retire_layer(std::uint32_t handle, std::uint32_t timeout_ms);
+  std::uint64_t hot_rows(std::uint32_t handle, std::uint64_t* cursor, std::uint64_t* rows, std::uint64_t capacity);
+  std::uint32_t warm(std::uint32_t handle, const std::uint64_t* rows, std::uint32_t count, std::uint32_t timeout_ms);
+
   std::uint32_t open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes, engram_welcome* welcome,
                              engram_session_descriptors* descriptors, std::string& error);
   std::uint32_t start_session(std::uint64_t session, std::string& error);
@@ -30,7 +36,7 @@ class Engine {
   std::uint32_t request(const engram_request& request, const void* ids, void* out, std::uint32_t timeout_ms,
                         engram_failure* failure);
 
-  std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity) const;
+  std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity);
   std::uint64_t session_counters(engram_session_counters* counters, std::uint64_t capacity);
   void read_counters(engram_engine_counters* counters);
 
@@ -45,15 +51,30 @@ class Engine {
   };
 
   explicit Engine(const engram_engine_options& options) : options_(options) {}
-  bool place_in_dram(std::string& error);
+  // With layers_mutex_ held:
+  bool place_locked(std::uint64_t dram_bytes, std::string& error);
+  bool make_resident(std::string& error);
+  bool make_caches(std::uint64_t dram_bytes, std::uint64_t all_bytes, std::string& error);
+  void clear_placements();
+  std::vector<Layer*> served_layers() const;
+
+  std::uint32_t run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms);
+  template <typename Rows, typename... Arguments>
+  std::shared_ptr<Rows> make_dram(Arguments&&... arguments);
   std::uint64_t open_requests() const;
 
   engram_engine_options options_;
   EngineShared shared_;
   SessionMemory session_memory_;
-  std::vector<std::unique_ptr<RowCache>> caches_;
-  std::unique_ptr<ResidentLoader> loader_;
-  std::uint64_t ids_bytes_ = 0;  // of a session's ids area
+  std::mutex layers_mutex_;
+  std::vector<std::unique_ptr<Layer>> layers_;                 // under layers_mutex_; shared_ points into it
+  std::map<std::uint32_t, std::shared_ptr<RowCache>> caches_;  // by row size; under layers_mutex_
+  std::unique_ptr<ResidentLoader> loader_;                     // under layers_mutex_
+  std::uint64_t dram_bytes_ = 0;                               // the budget in force; under layers_mutex_
+  std::atomic<std::uint32_t> dram_objects_{0};  // caches and resident layers whose memory is not freed yet
+  bool started_ = false;
+  std::uint64_t ids_bytes_ = 0;   // of a session's ids area
+  std::uint32_t page_bytes_ = 0;  // of the workers' buffers
   std::mutex sessions_mutex_;
   std::map<std::uint64_t, Session> sessions_;  // under sessions_mutex_
   std::uint64_t next_session_ = 1;             // under sessions_mutex_

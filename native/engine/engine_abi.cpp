@@ -62,6 +62,27 @@ int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes
   return guarded(error, error_bytes, [&](std::string& text) { return engine->engine->start(text) ? 0 : -1; });
 }
 
+int engram_engine_retire_layer(engram_engine* engine, uint32_t handle, uint32_t timeout_ms) {
+  return guarded(nullptr, 0,
+                 [&](std::string&) { return static_cast<int>(engine->engine->retire_layer(handle, timeout_ms)); });
+}
+
+int engram_engine_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes,
+                 [&](std::string& text) { return engine->engine->place(dram_bytes, text) ? 0 : -1; });
+}
+
+uint64_t engram_engine_hot_rows(engram_engine* engine, uint32_t handle, uint64_t* cursor, uint64_t* rows,
+                                uint64_t capacity) {
+  return engine->engine->hot_rows(handle, cursor, rows, capacity);
+}
+
+int engram_engine_warm(engram_engine* engine, uint32_t handle, const uint64_t* rows, uint32_t count,
+                       uint32_t timeout_ms) {
+  return guarded(nullptr, 0,
+                 [&](std::string&) { return static_cast<int>(engine->engine->warm(handle, rows, count, timeout_ms)); });
+}
+
 int engram_engine_state_descriptor(engram_engine* engine) {
   return engine->engine->shared().state->descriptor();
 }

@@ -56,7 +56,8 @@ Layer::Layer(const engram_layer_options& options, std::uint32_t handle_, std::ui
       layout(options.row_bytes),
       seed(make_row_seed(page_format(options))),
       counters(new LayerCounters[workers]),
-      stripe_pages_(options.stripe_pages) {}
+      stripe_pages_(options.stripe_pages),
+      placement_(std::make_shared<Placement>()) {}
 
 std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uint32_t handle, std::uint32_t workers,
                                    std::string& error) {

@@ -1,11 +1,13 @@
-// One layer of one generation of a table: where its pages are, how its rows are checked, the tier that serves it, its
-// counters. Immutable once the engine has started, except for the resident rows' progress and the counters.
+// One layer of one generation of a table: where its pages are, how its rows are checked, where its rows lie in DRAM,
+// its counters. Geometry and files do not change while it is served; the placement may. A retired layer takes no new
+// batches and gives its files up when the last one has ended.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,13 @@ class ResidentRows {
   std::atomic<std::uint64_t> used_bytes_{0};
 };
 
+// A layer's rows in DRAM: all of them, or those that the cache holds (shared with other layers of this row size), or
+// none.
+struct Placement {
+  std::shared_ptr<RowCache> cache;
+  std::shared_ptr<ResidentRows> resident;
+};
+
 class Layer {
  public:
   // Duplicates the descriptors, checks sizes and alignment; on failure returns nullptr and says why.
@@ -85,6 +94,31 @@ class Layer {
     return row_matches(seed, row, page + layout.row_offset(index), row_bytes, layout.stored_checksum(page, index));
   }
 
+  // Where rows lie in DRAM now. A batch keeps the placement that it began with, and so keeps its memory. Any thread.
+  std::shared_ptr<const Placement> placement() const {
+    const std::lock_guard lock(placement_mutex_);
+    return placement_;
+  }
+  void set_placement(std::shared_ptr<const Placement> placement) {
+    const std::lock_guard lock(placement_mutex_);
+    placement_.swap(placement);
+  }
+
+  // Begins a use of the layer's files by a batch or the loader; false where it is retired. Whoever got true calls
+  // end_use. Sequentially consistent: either retire() sees the use, or the user sees that the layer is retired.
+  bool begin_use() {
+    uses_.fetch_add(1, std::memory_order_seq_cst);
+    if (!retired_.load(std::memory_order_seq_cst)) return true;
+    uses_.fetch_sub(1, std::memory_order_seq_cst);
+    return false;
+  }
+  void end_use() { uses_.fetch_sub(1, std::memory_order_seq_cst); }
+  void retire() { retired_.store(true, std::memory_order_seq_cst); }
+  bool retired() const { return retired_.load(std::memory_order_seq_cst); }
+  bool in_use() const { return uses_.load(std::memory_order_seq_cst) != 0; }
+  // After retire(), once it is not in use.
+  void close_files() { files_.clear(); }
+
   const std::uint32_t handle;
   const std::uint32_t layer;
   const std::uint64_t rows;
@@ -93,8 +127,6 @@ class Layer {
   const PageLayout layout;
   const RowSeed seed;
 
-  RowCache* cache = nullptr;                  // shared with other layers of this row size; set before start
-  std::unique_ptr<ResidentRows> resident;     // set before start
   std::unique_ptr<LayerCounters[]> counters;  // one per worker
   std::atomic<std::uint64_t> background_reads{0};
 
@@ -103,6 +135,10 @@ class Layer {
 
   std::uint32_t stripe_pages_;
   std::vector<UniqueFd> files_;
+  mutable std::mutex placement_mutex_;
+  std::shared_ptr<const Placement> placement_;  // under placement_mutex_
+  std::atomic<std::uint32_t> uses_{0};
+  std::atomic<bool> retired_{false};
 };
 
 }  // namespace engram

@@ -41,7 +41,7 @@ int read_fully(int file, std::uint8_t* buffer, std::uint64_t bytes, std::uint64_
 }  // namespace
 
 void ResidentLoader::start() {
-  if (layers_.empty()) return;
+  if (work_.empty()) return;
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -57,18 +57,20 @@ void ResidentLoader::stop() {
 
 void ResidentLoader::run() {
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
-  for (Layer* layer : layers_) {
-    if (!stop_.load()) load(*layer);
+  for (const Work& work : work_) {
+    if (stop_.load() || !work.layer->begin_use()) continue;
+    load(*work.layer, *work.rows);
+    work.layer->end_use();
   }
 }
 
-void ResidentLoader::load(Layer& layer) {
+void ResidentLoader::load(Layer& layer, ResidentRows& resident) {
   const PageLayout& layout = layer.layout;
   const std::uint64_t run_pages = std::max<std::uint64_t>(1, kReadBytes / layout.page_bytes);
   const std::unique_ptr<std::uint8_t, Free> buffer(
       static_cast<std::uint8_t*>(std::aligned_alloc(kPageUnitBytes, run_pages * layout.page_bytes)));
   std::uint64_t bad_pages = 0;
-  for (std::uint64_t first = 0; first < layer.pages() && !stop_.load();) {
+  for (std::uint64_t first = 0; first < layer.pages() && !stop_.load() && !layer.retired();) {
     // A run of pages that lie side by side in one file.
     const std::uint64_t to_stripe_end = layer.stripe_pages() - first % layer.stripe_pages();
     const std::uint64_t count = std::min({run_pages, layer.pages() - first, to_stripe_end});
@@ -90,15 +92,15 @@ void ResidentLoader::load(Layer& layer) {
         good = layer.row_ok(bytes, page * layout.rows_per_page + row, row);
       }
       if (good) {
-        layer.resident->store_page(page, bytes, rows);
+        resident.store_page(page, bytes, rows);
       } else {
         ++bad_pages;
       }
     }
     first += count;
   }
-  if (stop_.load()) return;
-  layer.resident->finish(bad_pages == 0);
+  if (stop_.load() || layer.retired()) return;
+  resident.finish(bad_pages == 0);
   engram_event event{};
   event.kind = ENGRAM_EVENT_RESIDENT;
   event.handle = layer.handle;

@@ -13,7 +13,12 @@ namespace engram {
 
 class ResidentLoader {
  public:
-  ResidentLoader(std::vector<Layer*> layers, EventQueue& events) : layers_(std::move(layers)), events_(events) {}
+  struct Work {
+    Layer* layer;
+    std::shared_ptr<ResidentRows> rows;
+  };
+
+  ResidentLoader(std::vector<Work> work, EventQueue& events) : work_(std::move(work)), events_(events) {}
   ~ResidentLoader() { stop(); }
 
   void start();
@@ -21,9 +26,9 @@ class ResidentLoader {
 
  private:
   void run();
-  void load(Layer& layer);
+  void load(Layer& layer, ResidentRows& resident);
 
-  std::vector<Layer*> layers_;
+  std::vector<Work> work_;
   EventQueue& events_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

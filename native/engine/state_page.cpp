@@ -102,12 +102,16 @@ StatePage::~StatePage() {
   if (keeper_.joinable()) keeper_.join();
 }
 
-void StatePage::bury(std::unique_ptr<RingSession> session) {
+void StatePage::bury(std::function<void()> work) {
   {
     const std::lock_guard lock(mutex_);
-    buried_.push_back(std::move(session));
+    buried_.push_back(std::move(work));
   }
   changed_.notify_all();
+}
+
+void StatePage::bury(std::unique_ptr<RingSession> session) {
+  bury([owned = session.release()] { delete owned; });
 }
 
 void StatePage::keep() {
@@ -125,10 +129,10 @@ void StatePage::keep() {
   changed_.notify_all();
   while (true) {
     changed_.wait(lock, [this] { return stopping_ || !buried_.empty(); });
-    std::vector<std::unique_ptr<RingSession>> dead;
+    std::vector<std::function<void()>> dead;
     dead.swap(buried_);
     lock.unlock();
-    dead.clear();
+    for (const auto& work : dead) work();
     lock.lock();
     if (stopping_ && buried_.empty()) return;
   }

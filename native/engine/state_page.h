@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -36,7 +37,8 @@ class StatePage {
     std::atomic_ref(page()->worker_asleep[worker]).store(asleep ? 1 : 0, std::memory_order_seq_cst);
   }
 
-  // Frees a session in the keeper thread. Any thread.
+  // Runs something slow (freeing large memory) in the keeper thread. Any thread.
+  void bury(std::function<void()> work);
   void bury(std::unique_ptr<RingSession> session);
 
  private:
@@ -49,9 +51,9 @@ class StatePage {
   Mapping robust_list_;  // shared anonymous memory: the OOM reaper spares it
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::unique_ptr<RingSession>> buried_;  // under mutex_
-  bool held_ = false;                                 // under mutex_: the futex is held
-  bool stopping_ = false;                             // under mutex_
+  std::vector<std::function<void()>> buried_;  // under mutex_
+  bool held_ = false;                          // under mutex_: the futex is held
+  bool stopping_ = false;                      // under mutex_
   std::thread keeper_;
 };
 

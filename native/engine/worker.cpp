@@ -14,11 +14,10 @@ namespace engram {
 
 Worker::Worker(EngineShared& shared, const WorkerOptions& options)
     : shared_(shared), options_(options), zero_row_(ENGRAM_MAX_ROW_BYTES) {
-  // Some places are kept for small batches, and prefetch uses only what demand leaves.
+  // Some places are kept for small batches. The limit of prefetches changes with demand.
   const std::uint32_t cap = options.in_flight_cap;
   small_pages_.in_flight_limit = cap;
   large_pages_.in_flight_limit = std::max(1u, cap - cap / 8);
-  prefetch_pages_.in_flight_limit = std::max(1u, cap / 2);
 }
 
 Worker::~Worker() {

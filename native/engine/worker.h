@@ -29,15 +29,19 @@
 
 namespace engram {
 
-// What all workers of an engine share. The vector of layers does not change after start.
+// What all workers of an engine share.
 struct EngineShared {
-  std::vector<std::unique_ptr<Layer>> layers;  // handle - 1 is the index
+  static constexpr std::uint32_t kMaxHandles = 1u << 14;
+
+  // By handle - 1. Layers are added while workers run and never removed (a retired one is small).
+  std::vector<std::atomic<Layer*>> layers{kMaxHandles};
   std::unique_ptr<StatePage> state;
   EventQueue events;
   std::atomic<bool> stopping{false};
 
   Layer* layer(std::uint32_t handle) const {
-    return handle >= 1 && handle <= layers.size() ? layers[handle - 1].get() : nullptr;
+    if (handle < 1 || handle > kMaxHandles) return nullptr;
+    return layers[handle - 1].load(std::memory_order_acquire);
   }
 };
 
@@ -162,6 +166,7 @@ class Worker {
   bool retire_later_ = false;     // a closing session may be free of requests now
   DistinctRows distinct_;
   std::vector<std::uint8_t> zero_row_;
+  std::int64_t last_demand_ns_ = 0;  // when a fetch was last taken
 };
 
 }  // namespace engram

@@ -22,7 +22,7 @@ void Worker::look_up_block(Batch& batch) {
   const std::uint32_t begin = batch.next_row;
   const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
   const std::uint8_t* sources[RowCache::kBlockRows];
-  RowCache* cache = batch.layer->resident == nullptr ? batch.layer->cache : nullptr;
+  RowCache* cache = batch.placement->cache.get();
   if (cache != nullptr) cache->enter(options_.index);
   find_sources(batch, begin, count, sources);
   if (!batch.prefetch) batch.copier(sources, count, batch.destination, begin);
@@ -36,37 +36,39 @@ void Worker::look_up_block(Batch& batch) {
 // batch's misses). Inside the cache's epoch.
 void Worker::find_sources(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
   const Layer& layer = *batch.layer;
+  const ResidentRows* resident = batch.placement->resident.get();
+  RowCache* cache = batch.placement->cache.get();
   const std::int64_t* ids = batch.ids.data() + begin;
-  if (layer.resident != nullptr && layer.resident->complete()) {
+  if (resident != nullptr && resident->complete()) {
     std::uint64_t zeros = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
-      sources[i] = ids[i] < 0 ? zero_row_.data() : layer.resident->row(static_cast<std::uint64_t>(ids[i]));
+      sources[i] = ids[i] < 0 ? zero_row_.data() : resident->row(static_cast<std::uint64_t>(ids[i]));
       zeros += ids[i] < 0 ? 1 : 0;
     }
     batch.hits += count - zeros;
     return;
   }
 
-  if (layer.resident != nullptr) {
+  if (resident != nullptr) {
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto row = static_cast<std::uint64_t>(ids[i]);
-      sources[i] = ids[i] >= 0 && layer.resident->has_page(layer.page_of(row)) ? layer.resident->row(row) : nullptr;
+      sources[i] = ids[i] >= 0 && resident->has_page(layer.page_of(row)) ? resident->row(row) : nullptr;
     }
-  } else if (layer.cache != nullptr) {
+  } else if (cache != nullptr) {
     std::uint64_t keys[RowCache::kBlockRows] = {};
     std::uint32_t candidates[RowCache::kBlockRows];
     // Row id -1 makes a key that no row has.
     for (std::uint32_t i = 0; i < count; ++i) {
       keys[i] = RowCache::key(layer.handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
     }
-    layer.cache->find_block(keys, count, candidates);
+    cache->find_block(keys, count, candidates);
     constexpr std::uint32_t kDistance = 12;
     for (std::uint32_t i = 0; i < std::min(count, kDistance); ++i) {
-      if (candidates[i] != 0) layer.cache->prefetch(candidates[i]);
+      if (candidates[i] != 0) cache->prefetch(candidates[i]);
     }
     for (std::uint32_t i = 0; i < count; ++i) {
-      if (i + kDistance < count && candidates[i + kDistance] != 0) layer.cache->prefetch(candidates[i + kDistance]);
-      sources[i] = candidates[i] != 0 ? layer.cache->row(candidates[i], keys[i]) : nullptr;
+      if (i + kDistance < count && candidates[i + kDistance] != 0) cache->prefetch(candidates[i + kDistance]);
+      sources[i] = candidates[i] != 0 ? cache->row(candidates[i], keys[i]) : nullptr;
     }
   } else {
     std::fill_n(sources, count, nullptr);

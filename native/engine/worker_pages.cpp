@@ -2,11 +2,13 @@
 #include <algorithm>
 
 #include "engine/worker.h"
+#include "ring/futex.h"
 
 namespace engram {
 namespace {
 
-constexpr std::uint32_t kPagesPerTurn = 16;  // of one large batch before the next one's turn
+constexpr std::uint32_t kPagesPerTurn = 16;           // of one large batch before the next one's turn
+constexpr std::int64_t kDemandMemoryNs = 10'000'000;  // prefetch makes itself small this long after a fetch
 
 }  // namespace
 
@@ -33,6 +35,12 @@ Worker::PageQueue* Worker::next_queue_to_read() {
 
 bool Worker::submit_reads() {
   bool submitted = false;
+  if (!prefetch_pages_.batches.empty()) {
+    // What is asked for next must not find the drive's queue full of what may never be asked for.
+    const std::uint32_t cap = options_.in_flight_cap;
+    const bool demand_lately = monotonic_ns() - last_demand_ns_ < kDemandMemoryNs;
+    prefetch_pages_.in_flight_limit = std::max(1u, demand_lately ? cap / 4 : cap - cap / 8);
+  }
   while (PageQueue* queue = next_queue_to_read()) {
     Batch* batch = queue->batches.front();
     queue->batches.pop_front();
@@ -118,8 +126,9 @@ void Worker::serve_position(Batch& batch, const MissPage& page, const std::uint8
   const std::uint8_t* bytes = buffer + layer.layout.row_offset(index);
   if (!batch.prefetch) batch.destination.put(position, bytes);
   const bool duplicate = batch.has_duplicates && batch.first[position] != position;
-  if (layer.cache != nullptr && layer.resident == nullptr && !duplicate) {
-    layer.cache->admit(RowCache::key(layer.handle, row), bytes);
+  RowCache* cache = batch.placement->cache.get();
+  if (cache != nullptr && !duplicate) {
+    cache->admit(RowCache::key(layer.handle, row), bytes);
   }
 }
 

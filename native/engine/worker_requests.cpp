@@ -120,6 +120,10 @@ bool Worker::check_request(const engram_request& request, std::uint64_t ids_byte
     failure = outcome_of(ENGRAM_STATUS_UNKNOWN_TABLE);
     return false;
   }
+  if (layer->retired()) {
+    failure = outcome_of(ENGRAM_STATUS_STALE);
+    return false;
+  }
   const auto within = [](std::uint64_t offset, std::uint64_t bytes, std::uint64_t area) {
     return bytes <= area && offset <= area - bytes;
   };
@@ -159,7 +163,6 @@ void Worker::begin_ring_request(RingSession& session, std::uint32_t slot, const 
     refuse(std::move(batch));
     return;
   }
-  batch->layer = shared_.layer(request.handle);
   if (request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = session.arena(request.reply_offset);
   begin_batch(std::move(batch), session.ids(request.ids_offset));
 }
@@ -175,7 +178,7 @@ void Worker::begin_local_request(std::shared_ptr<LocalRequest> local) {
     refuse(std::move(batch));
     return;
   }
-  batch->layer = shared_.layer(batch->request.handle);
+  batch->warm = batch->local->warm;
   if (batch->request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = batch->local->reply.data();
   const std::uint8_t* ids = batch->local->ids.data();
   begin_batch(std::move(batch), ids);
@@ -183,8 +186,17 @@ void Worker::begin_local_request(std::shared_ptr<LocalRequest> local) {
 
 void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) {
   Batch& batch = *owned;
+  Layer* used = shared_.layer(batch.request.handle);
+  if (!used->begin_use()) {  // retired since it was checked
+    batch.failure = outcome_of(ENGRAM_STATUS_STALE);
+    refuse(std::move(owned));
+    return;
+  }
+  batch.layer = used;
+  batch.placement = used->placement();
   batches_.push_back(std::move(owned));
   const Layer& layer = *batch.layer;
+  const Placement& placement = *batch.placement;
   const engram_request& request = batch.request;
   const std::uint32_t count = request.row_count;
   batch.prefetch = request.operation == ENGRAM_OPERATION_PREFETCH;
@@ -205,10 +217,12 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
 
   if (batch.prefetch) {
     // The slot is the client's again at once; what follows is best effort, and useless without a row cache.
-    answer(batch, outcome_of(ENGRAM_STATUS_OK));
-    batch.session = nullptr;
-    batch.local.reset();
-    const bool useful = layer.cache != nullptr && layer.resident == nullptr;
+    if (!batch.warm) {
+      answer(batch, outcome_of(ENGRAM_STATUS_OK));
+      batch.session = nullptr;
+      batch.local.reset();
+    }
+    const bool useful = placement.cache != nullptr;
     if (useful && prefetch_rows_queued_ + count > kMaxPrefetchRows) prefetch_dropped_rows_.add(count);
     if (!useful || prefetch_rows_queued_ + count > kMaxPrefetchRows) {
       batch.ids.clear();
@@ -230,7 +244,8 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
     batch.destination.value_bytes = layer.row_bytes;
   }
   batch.copier = choose_copier(batch.destination.value_bytes, batch.destination.scale_bytes);
-  const bool all_in_dram = layer.resident != nullptr && layer.resident->complete();
+  last_demand_ns_ = static_cast<std::int64_t>(batch.taken_ns);
+  const bool all_in_dram = placement.resident != nullptr && placement.resident->complete();
   if (!all_in_dram) {
     batch.first.resize(count);
     batch.missed.assign(count, 0);
@@ -265,7 +280,7 @@ void Worker::count_request(Batch& batch) {
   } else if (request.part_count > 1 && request.part_index > 0) {
     return;
   }
-  counters.requests.add(1);
+  if (!batch.warm) counters.requests.add(1);
   if (session != nullptr) session->counters->requests.add(1);
 }
 
@@ -275,7 +290,11 @@ void Worker::complete(Batch* batch) {
   if (outcome.status == ENGRAM_STATUS_EMPTY) outcome.status = ENGRAM_STATUS_OK;
   if (batch->prefetch) {
     if (batch->layer != nullptr) {
-      batch->layer->counters[options_.index].prefetch_reads.add(batch->page_reads);
+      if (batch->warm) {
+        batch->layer->background_reads.fetch_add(batch->page_reads, std::memory_order_relaxed);
+      } else {
+        batch->layer->counters[options_.index].prefetch_reads.add(batch->page_reads);
+      }
       prefetch_rows_queued_ -= std::min<std::uint64_t>(prefetch_rows_queued_, batch->ids.size());
     }
   } else if (batch->layer != nullptr && outcome.status != ENGRAM_STATUS_ROW_ID) {
@@ -289,6 +308,7 @@ void Worker::complete(Batch* batch) {
     if (batch->session != nullptr) batch->session->counters->rows.add(batch->row_count());
   }
   if (batch->session != nullptr || batch->local != nullptr) answer(*batch, outcome);
+  if (batch->placement != nullptr) batch->layer->end_use();
 
   const auto place =
       std::find_if(batches_.begin(), batches_.end(), [&](const auto& open) { return open.get() == batch; });

@@ -1,8 +1,9 @@
 /* The engine behind the daemon: layers of packed tables in DRAM and on NVMe, worker threads, ring sessions, counters.
  *
  * Threads: every function may be called from any thread, except that create, add_layer, start and destroy of one engine
- * must not overlap one another. Functions that wait say so; cffi releases the GIL around all of them.
- * Errors: a function that returns int gives 0, or an ENGRAM_STATUS_* / -1 with a sentence in `error` (zero-terminated).
+ * must not overlap one another; after start, adding, retiring and placing are safe. Functions that wait say so; cffi
+ * releases the GIL around all of them. Errors: a function that returns int gives 0, or an ENGRAM_STATUS_* / -1 with a
+ * sentence in `error` (zero-terminated).
  */
 #pragma once
 #include <stdint.h>
@@ -134,13 +135,31 @@ typedef struct engram_event {
 /* Checks the options and takes the address space; no thread runs yet. NULL on error. */
 engram_engine* engram_engine_create(const engram_engine_options* options, char* error, uint64_t error_bytes);
 
-/* Adds a layer before start. Checks each file's size and alignment needs (statx). *handle: as in protocol.md. */
+/* Adds a layer. Checks each file's size and alignment needs (statx). *handle: as in protocol.md. A layer added after
+ * start is served from its files until engram_engine_place has given it its share of DRAM. */
 int engram_engine_add_layer(engram_engine* engine, const engram_layer_options* options, uint32_t* handle, char* error,
                             uint64_t error_bytes);
 
 /* Starts the workers. From here on sessions can be opened. Residency is decided here: where dram_bytes covers the rows
  * of all layers they are loaded in the background. */
 int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes);
+
+/* Takes no new batches of the layer (they complete with STALE), waits until the running ones have ended (at most
+ * timeout_ms; ENGRAM_STATUS_TIMEOUT: call again), then frees its memory and closes its files. */
+int engram_engine_retire_layer(engram_engine* engine, uint32_t handle, uint32_t timeout_ms);
+/* Places the layers that are served in DRAM anew, for a new budget or after layers have changed: resident where the
+ * budget covers all of them, else through the row cache. Memory of the old placement is freed before new memory is
+ * taken, so the budget is not exceeded; where neither budget nor tier changes, cached rows stay. Waits for running
+ * batches. */
+int engram_engine_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes);
+/* Rows of a layer that the row cache holds, hottest first, in pieces: fills `rows` and moves *cursor (0 to begin);
+ * returns how many, 0 at the end. Rows that move meanwhile may be missed or come twice. */
+uint64_t engram_engine_hot_rows(engram_engine* engine, uint32_t handle, uint64_t* cursor, uint64_t* rows,
+                                uint64_t capacity);
+/* Reads rows into the row cache behind all demand; waits until they are there (at most timeout_ms). At most 65,536 rows
+ * a call. They count as background reads. */
+int engram_engine_warm(engram_engine* engine, uint32_t handle, const uint64_t* rows, uint32_t count,
+                       uint32_t timeout_ms);
 
 /* The state page's descriptor (owned by the engine; valid until destroy) and an eventfd that turns readable with
  * events. */
@@ -166,7 +185,7 @@ void engram_engine_close_session(engram_engine* engine, uint64_t session);
 int engram_engine_request(engram_engine* engine, const engram_request* request, const void* ids, void* out,
                           uint32_t timeout_ms, engram_failure* failure);
 
-/* Counters. Arrays are filled up to capacity; the return value is the number there are. */
+/* Counters; retired layers are left out. Arrays are filled up to capacity; the return value is the number there are. */
 uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counters* counters, uint64_t capacity);
 uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_counters* counters, uint64_t capacity);
 void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* counters);
