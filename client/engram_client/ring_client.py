@@ -91,6 +91,7 @@ class RingClient(Client):
         except DaemonLost:
             self.forget(session)
             raise
+        self.max_ticket_rows = session.ticket_rows
         info = select_layer(list(session.layers.values()), name, layer, identity, self.path)
         return RingTable(self, info, identity)
 

@@ -36,8 +36,10 @@ class RingSession:
     def __init__(
         self, path: str, *, arena_bytes: int = 0, spin_us: int | None = None, timeout: float, name: str | None = None
     ) -> None:
-        self.path = path
         self._is_open = False
+        self.path = path
+        if "\0" in path:
+            raise ValueError(f"a socket path cannot contain a zero byte: {path!r}")
         client_name = ffi.new("char[]", name.encode("utf-8", "replace")[:63]) if name is not None else ffi.NULL
         deadline = time.monotonic() + timeout
         error = ffi.new("engram_error *")

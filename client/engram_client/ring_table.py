@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,8 @@ _frombuffer = np.frombuffer
 # A table that is reloaded faster than a request takes is a mistake of its operator.
 _MAX_RELOADS = 8
 _EMPTY = memoryview(b"")
+# All views of a ticket must have the same base, also where two threads wait for it first.
+_first_wait_lock = threading.Lock()
 
 
 def _deadline(timeout: float | None) -> float | None:
@@ -82,11 +85,18 @@ class RingTicket(Ticket):
             pointer = _wait(self._handle, self._number, _slice_ms(deadline), error)
             if not pointer:
                 pointer = self._wait_on(deadline, timeout, error)
-            buffer = self._buffer = _buffer(pointer, self._bytes)
-            memory = self._memory = memoryview(buffer).toreadonly()
+            memory = self._take_rows(pointer)
         if self._split:
             return self._split_views(memory)
         return _frombuffer(memory, UINT8).reshape(self._shape)
+
+    def _take_rows(self, pointer: Any) -> memoryview:
+        with _first_wait_lock:
+            if self._memory is None:
+                self._buffer = _buffer(pointer, self._bytes)
+                self._memory = memoryview(self._buffer).toreadonly()
+            memory: memoryview = self._memory
+            return memory
 
     def _split_views(self, memory: memoryview) -> tuple[Rows, Rows]:
         values_shape, scales_shape = self._table._split_shapes(self._shape[:-1], "split")

@@ -40,6 +40,8 @@ void after_fork_in_child() {
 
 }  // namespace
 
+ForkPause::ForkPause() : lock_(registry().lock) {}
+
 void register_session(Session* session) {
   static const int installed = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   static_cast<void>(installed);

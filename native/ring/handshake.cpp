@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ring/error.h"
+#include "ring/fork_registry.h"
 #include "ring/futex.h"
 
 namespace engram {
@@ -207,7 +208,10 @@ int open_socket(const char* path, const Deadline& deadline, UniqueFd& socket, en
     return fail(error, ENGRAM_CLIENT_ARGUMENT, ENAMETOOLONG,
                 "the socket path is too long: with .ring at most %zu bytes", sizeof address.sun_path - 1);
   }
-  socket = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  {
+    const ForkPause pause;
+    socket = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  }
   if (!socket) {
     const char* advice = errno == EMFILE ? " (ulimit -n)" : "";
     return fail(error, ENGRAM_CLIENT_SYSTEM, errno, "cannot open a socket: %m%s", advice);

@@ -43,24 +43,26 @@ int64_t deadline_ns(int32_t timeout_ms) {
 }  // namespace
 
 Session* Session::connect(const char* path, const engram_connect_options& options, engram_error* error) {
-  Handshake handshake;
-  if (shake_hands(path, options, handshake, error) != 0) return nullptr;
-  auto* session = new Session(std::move(handshake), options.spin_us);
-  if (session->map(error) == 0) return session;
+  auto* session = new Session(options.spin_us);
+  if (session->open(path, options, error) == 0) return session;
   session->free();
   return nullptr;
 }
 
-Session::Session(Handshake handshake, int32_t spin_us)
-    : handshake_(std::move(handshake)),
-      welcome_(handshake_.welcome),
-      spin_us_(spin_us),
-      ids_extents_(welcome_.geometry.ids_bytes),
-      reply_extents_(welcome_.geometry.arena_bytes) {
+// Registered before it has a descriptor, so that a fork at any time finds them all.
+Session::Session(int32_t spin_us) : spin_us_(spin_us) {
+  register_session(this);
+}
+
+int Session::open(const char* path, const engram_connect_options& options, engram_error* error) {
+  if (const int status = shake_hands(path, options, handshake_, error)) return status;
+  welcome_ = handshake_.welcome;
+  ids_extents_ = ExtentAllocator(welcome_.geometry.ids_bytes);
+  reply_extents_ = ExtentAllocator(welcome_.geometry.arena_bytes);
   for (uint32_t slot = welcome_.geometry.slot_count; slot-- > 0;) {
     free_slots_[free_count_++] = static_cast<uint8_t>(slot);
   }
-  register_session(this);
+  return map(error);
 }
 
 Session::~Session() {

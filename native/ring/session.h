@@ -90,7 +90,8 @@ class Session {
   };
 
   ~Session();
-  explicit Session(Handshake handshake, int32_t spin_us);
+  explicit Session(int32_t spin_us);
+  int open(const char* path, const engram_connect_options& options, engram_error* error);
   int map(engram_error* error);
 
   int check_submission(const Submission& submission, engram_error* error) const;
@@ -115,7 +116,7 @@ class Session {
   const engram_state& state() const { return *reinterpret_cast<const engram_state*>(state_map_.data()); }
 
   Handshake handshake_;  // its socket and doorbell stay open; its catalogue is guarded by catalogue_lock_
-  engram_welcome welcome_;
+  engram_welcome welcome_{};
   const int32_t spin_us_;
   Mapping ring_;
   Mapping arena_;

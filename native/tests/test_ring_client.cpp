@@ -663,34 +663,3 @@ TEST_CASE("too few free descriptors give a clear error") {
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(status == 0);
 }
-
-TEST_CASE("many threads share one session") {
-  FakeOptions options;
-  options.arena_bytes = 1 << 18;
-  options.max_reply_bytes = 1 << 17;
-  FakeDaemon daemon(options);
-  Client client(daemon);
-  std::atomic<int> faults{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 6; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = 0; i < 200; ++i) {
-        const std::vector<int64_t> ids = some_ids(static_cast<std::size_t>(1 + (i * 37 + t) % 400));
-        const int64_t ticket = engram_submit(client.session, &kLayer, ids.data(), 8, ids.size(), 0, -1, nullptr);
-        if (ticket < 0) {
-          faults += 1;
-          continue;
-        }
-        if (i % 7 != 0) {  // else dropped before its completion
-          const void* rows = engram_wait(client.session, ticket, -1, nullptr);
-          if (rows == nullptr || !rows_match(static_cast<const uint8_t*>(rows), ids)) faults += 1;
-        }
-        engram_release(client.session, ticket);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK(faults == 0);
-  CHECK(eventually([&] { return client.usage().zombie_tickets == 0; }));
-  CHECK(client.usage().arena_bytes == 0);
-}

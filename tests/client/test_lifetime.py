@@ -331,3 +331,40 @@ def test_no_descriptors_left(start_daemon: Any) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("EngramError")
     assert "ulimit -n" in done.stdout
+
+
+def test_no_address_space(start_daemon: Any) -> None:
+    daemon = start_daemon(arena="256MiB")
+    script = (
+        "import resource, engram_client, engram_client.ring_client\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20),) * 2)\n"
+        f"try:\n    engram_client.connect({daemon.socket!r})\n"
+        "except engram_client.EngramError as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("EngramError")
+    assert "cannot map" in done.stdout
+
+
+def test_over_tcp(start_daemon: Any, connect: Any, rows_of: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    daemon = start_daemon(tcp=address)
+    client = connect(f"tcp://{address}")
+    ids = np.random.default_rng(0).integers(-1, 1000, (500, 24))
+    assert (client.table(layer=14).fetch(ids) == rows_of(ids, 14)).all()
+    assert client.stats()["pid"] == daemon.pid
+
+
+def test_options(start_daemon: Any, connect: Any, rows_of: Any) -> None:
+    daemon = start_daemon()
+    for options in ({"spin_us": 0}, {"spin_us": 1000}, {"arena_bytes": 4 << 20}, {"name": "é" * 100}):
+        handle = connect(daemon, **options).table(layer=1)
+        assert (handle.fetch([1, 2]) == rows_of([1, 2], 1)).all()
+    for wrong in ({"spin_us": -1}, {"spin_us": 10**9}, {"timeout": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            connect(daemon, **wrong)
+    with pytest.raises(ValueError, match="zero byte"):
+        connect("a\0b")
