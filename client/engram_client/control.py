@@ -24,7 +24,7 @@ PROTOCOL_VERSION = 1
 MAX_IDLE_LINKS = 8
 MAX_REPLY_HEADER_BYTES = 16 << 20  # statistics of many tables and sessions
 SLICE_MS = 100
-# Finds a peer that is gone without a word (a dead machine); a closed connection is seen at once.
+# Finds a peer that is gone without a word (a cut cable); a closed connection is seen at once.
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 
