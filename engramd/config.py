@@ -53,6 +53,7 @@ class Settings:
     workers: int = 0  # 0: the engine chooses
     reader: str = "auto"
     log_level: str = "info"
+    state: str | None = None  # directory of heat files; None: $STATE_DIRECTORY, else nowhere
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Flags:
     workers: str | None = None
     reader: str | None = None
     log_level: str | None = None
+    state: str | None = None
 
 
 def settings_from(flags: Flags) -> Settings:
@@ -201,6 +203,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "workers": ("workers", _integer(0, MAX_WORKERS)),
     "reader": ("reader", _choice(READERS)),
     "log_level": ("log_level", _choice(LOG_LEVELS)),
+    "state": ("state", _text),
 }
 _TABLE_KEYS = ("name", "path")
 

@@ -23,6 +23,8 @@ VERBS = {
     "serve": "run the daemon",
     "stats": "show a running daemon's counters",
     "bench": "measure on this machine",
+    "reload": "switch a served table to its newest generation",
+    "budget": "change a running daemon's DRAM budget",
     "shutdown": "ask a running daemon to drain and stop",
 }
 

@@ -31,6 +31,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--sessions", metavar="N", help="most sessions at once (default: 256)")
     parser.add_argument("--workers", metavar="N", help="worker threads (default: chosen by the engine)")
     parser.add_argument("--reader", metavar="KIND", help="auto, io_uring or pread (default: auto)")
+    parser.add_argument(
+        "--state", metavar="DIR", help="keep the cache's heat there over restarts (default: $STATE_DIRECTORY, else not)"
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
     parser.add_argument("--check-config", action="store_true", help="check everything, serve nothing")
 
@@ -50,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             workers=args.workers,
             reader=args.reader,
             log_level=args.log_level,
+            state=args.state,
         )
     )
     from engramd.daemon import service

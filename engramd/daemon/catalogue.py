@@ -51,6 +51,7 @@ class Catalogue:
     """One state of the catalogue in a memfd sealed against every change. Owns the descriptor."""
 
     def __init__(self, layers: list[ServedLayer], epoch: int = 1) -> None:
+        self.epoch = epoch
         content = encode(layers, epoch)
         self.bytes = len(content)
         self.descriptor = os.memfd_create("engramd-catalogue", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -22,6 +22,7 @@ import zmq
 from engramd import __version__
 from engramd._engine import ffi, lib
 from engramd.daemon import messages
+from engramd.daemon.administration import Administration
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
 from engramd.daemon.worker_pool import WorkerPool
@@ -99,13 +100,20 @@ class Verbs:
     """What the verbs do. Shared by all endpoints."""
 
     def __init__(
-        self, engine: Engine, pool: WorkerPool, statistics: Callable[[], dict[str, Any]], stop: Callable[[str], None]
+        self,
+        engine: Engine,
+        pool: WorkerPool,
+        statistics: Callable[[], dict[str, Any]],
+        administration: Administration,
+        stop: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._statistics = statistics
         self._stop = stop
-        self._layers = {(layer.table.name, layer.layer): layer for layer in engine.layers}
+        self._administration = administration
+        self._layers: dict[tuple[str, int], ServedLayer] = {}
+        self.refresh()
         self._budget = ByteBudget()
         self._request_ids = itertools.count(1)
         self._split_requests: OrderedDict[tuple[tuple[int, bytes], int], int] = OrderedDict()
@@ -115,8 +123,14 @@ class Verbs:
             "fetch": self._fetch,
             "prefetch": self._prefetch,
             "stats": self._stats,
+            "budget": self._set_budget,
+            "reload": self._reload,
             "shutdown": self._shutdown,
         }
+
+    def refresh(self) -> None:
+        """Takes the engine's layers as they are served now."""
+        self._layers = {(layer.table.name, layer.layer): layer for layer in self._engine.layers}
 
     def dispatch(self, peer: Peer, frames: list[bytes]) -> None:
         """Serves one request; frames are those behind the envelope."""
@@ -171,12 +185,36 @@ class Verbs:
 
         self._submit(peer, request, 0, work)
 
-    def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+    def _set_budget(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        self._check_administrator(peer, request)
+        self._administration.set_budget(request.integer("dram_bytes", 0, 1 << 62), self._answer(peer, request))
+
+    def _reload(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        self._check_administrator(peer, request)
+        self._administration.reload(request.text("table"), self._answer(peer, request))
+
+    @staticmethod
+    def _answer(peer: Peer, request: Request) -> Callable[[dict[str, object] | None, str | None], None]:
+        def answer(fields: dict[str, object] | None, refusal: str | None) -> None:
+            if fields is None:
+                error = RequestError("EngramError", refusal or "refused")
+                peer.endpoint.send(peer, [messages.reply_error(request, error)])
+            else:
+                peer.endpoint.send(peer, [messages.reply_ok(request, **fields)])
+
+        return answer
+
+    @staticmethod
+    def _check_administrator(peer: Peer, request: Request) -> None:
         if peer.uid is None or peer.uid not in (0, os.geteuid()):
             who = "a client whose user is not known" if peer.uid is None else f"uid {peer.uid}"
             raise RequestError(
-                "EngramError", f"shutdown: not permitted to {who}; only root and uid {os.geteuid()} (the daemon's) may"
+                "EngramError",
+                f"{request.verb}: not permitted to {who}; only root and uid {os.geteuid()} (the daemon's) may",
             )
+
+    def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        self._check_administrator(peer, request)
         peer.endpoint.send(peer, [messages.reply_ok(request, pid=os.getpid())])
         self._stop(f"shutdown asked for by uid {peer.uid}")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,21 +92,24 @@ class Engine:
         self._engine = lib.engram_engine_create(options, error, _ERROR_BYTES)
         if self._engine == ffi.NULL:
             raise EngramdError(f"the engine does not start: {text_of(error)}")
-        self.layers: list[ServedLayer] = []
+        self.layers: list[ServedLayer] = []  # served now; replaced as a whole, by the loop's thread
+        self.by_handle: dict[int, ServedLayer] = {}  # all that were ever opened
         try:
             for table in tables:
-                self._add_table(table, error)
+                self.layers += self.add_table(table)
             if lib.engram_engine_start(self._engine, error, _ERROR_BYTES) != 0:
                 raise EngramdError(f"the engine does not start: {text_of(error)}")
         except BaseException:
             self.destroy()
             raise
-        self.by_handle = {layer.handle: layer for layer in self.layers}
         self.state_descriptor = int(lib.engram_engine_state_descriptor(self._engine))
         self.event_descriptor = int(lib.engram_engine_event_descriptor(self._engine))
 
-    def _add_table(self, table: ServedTable, error: Any) -> None:
+    def add_table(self, table: ServedTable) -> list[ServedLayer]:
+        """Opens a table's layers in the engine, under new handles. Raises EngramdError, with none of them left."""
+        error = ffi.new("char[]", _ERROR_BYTES)
         manifest = table.manifest
+        added: list[ServedLayer] = []
         for layer, descriptors in zip(manifest.layers, table.descriptors, strict=True):
             options = ffi.new("engram_layer_options *")
             options.table_id = manifest.table_id
@@ -119,8 +124,42 @@ class Engine:
             options.file_count = len(descriptors)
             handle = ffi.new("uint32_t *")
             if lib.engram_engine_add_layer(self._engine, options, handle, error, _ERROR_BYTES) != 0:
+                for other in added:
+                    self.retire_layer(other.handle, 0)
                 raise EngramdError(f"table {table.name} layer {layer.layer}: {text_of(error)}")
-            self.layers.append(ServedLayer(int(handle[0]), table, layer.layer, layer.rows, layer.head_sizes))
+            served = ServedLayer(int(handle[0]), table, layer.layer, layer.rows, layer.head_sizes)
+            added.append(served)
+            self.by_handle[served.handle] = served
+        return added
+
+    def retire_layer(self, handle: int, timeout_ms: int) -> bool:
+        """Serves a layer no more; waits for its running batches. False where they run longer than the timeout."""
+        return int(lib.engram_engine_retire_layer(self._engine, handle, timeout_ms)) == 0
+
+    def place(self, dram_bytes: int) -> None:
+        """Places the served layers in DRAM anew, under this budget. Waits for running batches. Raises EngramdError."""
+        error = ffi.new("char[]", _ERROR_BYTES)
+        if lib.engram_engine_place(self._engine, dram_bytes, error, _ERROR_BYTES) != 0:
+            raise EngramdError(text_of(error))
+
+    def hot_rows(self, handle: int, piece_rows: int) -> Iterator[array[int]]:
+        """The layer's cached rows, hottest first, in arrays of at most piece_rows unsigned 64-bit row ids."""
+        cursor = ffi.new("uint64_t *", 0)
+        while True:
+            rows = array("Q", bytes(8 * piece_rows))
+            count = lib.engram_engine_hot_rows(
+                self._engine, handle, cursor, ffi.from_buffer("uint64_t[]", rows, require_writable=True), piece_rows
+            )
+            if count == 0:
+                return
+            yield rows[:count]
+
+    def warm(self, handle: int, rows: array[int], timeout_ms: int) -> bool:
+        """Reads rows (at most 65,536) into the row cache behind all demand; waits. False where it was refused."""
+        status = lib.engram_engine_warm(
+            self._engine, handle, ffi.from_buffer("uint64_t[]", rows), len(rows), timeout_ms
+        )
+        return bool(status == lib.ENGRAM_STATUS_OK)
 
     def next_event(self) -> Event | None:
         """Takes one event, or None."""
@@ -172,8 +211,9 @@ class Engine:
 
     def layer_counters(self) -> dict[int, dict[str, Any]]:
         """The fields of engram_layer_counters, by handle."""
-        counters = ffi.new("engram_layer_counters[]", max(1, len(self.layers)))
-        count = min(lib.engram_engine_layer_counters(self._engine, counters, len(self.layers)), len(self.layers))
+        capacity = len(self.by_handle)  # served and retired: never too few
+        counters = ffi.new("engram_layer_counters[]", capacity)
+        count = min(lib.engram_engine_layer_counters(self._engine, counters, capacity), capacity)
         return {counters[index].handle: fields_of(counters[index]) for index in range(count)}
 
     def session_counters(self) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class RingListener:
     ) -> None:
         self._listener = listener
         self._engine = engine
-        self._catalogue = catalogue
+        self._catalogue = catalogue  # owned by the service, as are its successors
         self._quota = quota
         self._selector = selector
         self._pending: dict[Connection, None] = {}  # no hello yet; oldest first
@@ -116,6 +116,10 @@ class RingListener:
         connection = self._sessions.get(session)
         if connection is not None:
             self._drop(connection, why)
+
+    def set_catalogue(self, catalogue: Catalogue) -> None:
+        """What clients get from now on; the old one's descriptor is not used any more."""
+        self._catalogue = catalogue
 
     def stop_accepting(self) -> None:
         """Closes the listener; open sessions stay."""

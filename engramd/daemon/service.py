@@ -66,6 +66,7 @@ class Service:
         # Native code is loaded only now: a wrong table or a taken socket is told without waiting for it.
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
+        from engramd.daemon.heat_keeper import HeatKeeper, state_directory
         from engramd.daemon.session_quota import SessionQuota
 
         engine.raise_limits()
@@ -78,23 +79,29 @@ class Service:
             )
         for table in tables:
             table.close()
-        catalogue = Catalogue(self._engine.layers)
-        cleanup.callback(catalogue.close)
+        self._catalogue = Catalogue(self._engine.layers)
+        cleanup.callback(lambda: self._catalogue.close())
         self._selector = cleanup.enter_context(selectors.DefaultSelector())
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._drain_wakeup)
         quota = SessionQuota(settings.sessions, settings.arena_limit_bytes, settings.arena_bytes)
-        self._ring = ring_listener.RingListener(self._sockets.ring, self._engine, catalogue, quota, self._selector)
+        self._ring = ring_listener.RingListener(
+            self._sockets.ring, self._engine, self._catalogue, quota, self._selector
+        )
         cleanup.callback(self._ring.close)
         self._events = events.EventLog(self._engine, self._ring)
         self._selector.register(self._engine.event_descriptor, selectors.EVENT_READ, lambda: None)
         self._endpoints: list[ControlEndpoint] = []
         self._turn(0.0)  # a client that waits already gets its memory made while libzmq is loaded
+        self._heat = HeatKeeper(self._engine, state_directory(settings.state))
+        cleanup.callback(self._heat.close)
         self._start_control(cleanup)
         self._tables = tables
+        self._heat.start()
 
     def _start_control(self, cleanup: ExitStack) -> None:
         import zmq
 
+        from engramd.daemon.administration import Administration
         from engramd.daemon.control import ControlEndpoint, Verbs
         from engramd.daemon.stats import Statistics
         from engramd.daemon.worker_pool import WorkerPool
@@ -104,7 +111,11 @@ class Service:
         self._selector.register(self._pool.descriptor, selectors.EVENT_READ, self._pool.collect)
         context = zmq.Context(1)
         cleanup.callback(context.term)
-        verbs = Verbs(self._engine, self._pool, Statistics(self._engine), self.stop)
+        administration = Administration(self._engine, self._settings, self._heat, self._publish)
+        cleanup.callback(administration.close)
+        self._selector.register(administration.pool.descriptor, selectors.EVENT_READ, administration.pool.collect)
+        verbs = Verbs(self._engine, self._pool, Statistics(self._engine), administration, self.stop)
+        self._verbs = verbs
         local = ControlEndpoint(context, verbs, knows_peers=True)
         cleanup.callback(local.close)
         local.bind_listener(self._sockets.path, self._sockets.control.detach())
@@ -119,6 +130,16 @@ class Service:
             self._endpoints.append(remote)
         for endpoint in self._endpoints:
             self._selector.register(endpoint.descriptor, selectors.EVENT_READ, lambda: None)
+
+    def _publish(self) -> None:
+        """Shows the layers that are served now to clients that ask from here on."""
+        from engramd.daemon.catalogue import Catalogue
+
+        old = self._catalogue
+        self._catalogue = Catalogue(self._engine.layers, old.epoch + 1)
+        self._ring.set_catalogue(self._catalogue)
+        old.close()
+        self._verbs.refresh()
 
     def run(self) -> int:
         """The event loop; returns the exit status once everything has drained."""

@@ -100,7 +100,9 @@ class Statistics:
                     "layers": [],
                 },
             )
-            found = counters[layer.handle]
+            found = counters.get(layer.handle)
+            if found is None:
+                continue  # replaced by a reload since the list was taken
             table["layers"].append(
                 {
                     "layer": layer.layer,

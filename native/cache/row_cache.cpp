@@ -172,7 +172,7 @@ RowIndex::Entry RowCache::make_entry(std::uint64_t hash) {
   return entry;
 }
 
-void RowCache::admit(std::uint64_t key, const std::uint8_t* row) {
+void RowCache::admit(std::uint64_t key, const std::uint8_t* row, bool known_hot) {
   if (capacity_ == 0) return;
   const std::uint64_t hash = RowIndex::hash(key);
   const std::lock_guard lock(mutex_);
@@ -180,13 +180,15 @@ void RowCache::admit(std::uint64_t key, const std::uint8_t* row) {
   // Nothing is evicted while there are slots that have never held a row.
   const bool small_is_full = small_.next_unused == small_.end;
   const bool main_is_full = main_.next_unused == main_.end;
-  const bool to_main = ghosts_.take(hash) || (small_is_full && !main_is_full);
+  const bool to_main = ghosts_.take(hash) || known_hot || (small_is_full && !main_is_full);
   const std::uint32_t slot = allocate(to_main ? main_ : small_);
   if (slot == kNoSlot) return;
   std::uint8_t* target = slot_at(slot);
   std::memcpy(target, &key, sizeof key);
   if (row_bytes_ != 0) std::memcpy(target + sizeof key, row, row_bytes_);
-  index_.publish(make_entry(hash), hash, slot);
+  const RowIndex::Entry entry = make_entry(hash);
+  index_.publish(entry, hash, slot);
+  if (known_hot) RowIndex::count_hit(entry.bucket, entry.position);
   ++rows_;
 }
 

@@ -1,0 +1,142 @@
+"""What operators change while the daemon serves: the DRAM budget, and a table's generation.
+
+Both run on one thread of their own, one at a time, since they wait for running batches; the event loop publishes the
+new catalogue and answers. A reload in order: open the new generation, add its layers, publish the catalogue (clients
+with the old one get STALE and read it again), retire the old layers once their batches have ended, place DRAM anew,
+warm the new rows at the ids that were hot. Each batch is therefore answered from one generation, and the budget holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+
+from engramd.config import Settings, TablePath
+from engramd.daemon.engine import Engine
+from engramd.daemon.heat_keeper import HeatKeeper
+from engramd.daemon.tables import open_table
+from engramd.daemon.worker_pool import WorkerPool
+from engramd.errors import EngramdError
+from engramd.heat.heat_file import Block
+from engramd.sizes import format_size
+
+QUEUE_LIMIT = 16
+RETIRE_TIMEOUT_MS = 60_000
+HEAT_BLOCKS_LIMIT = 128  # of 65,536 rows, 64 MiB in all: what a reload carries over
+_LOG = logging.getLogger("engramd")
+
+Reply = Callable[[dict[str, object] | None, str | None], None]  # fields, or the sentence that says why not
+
+
+class Administration:
+    """`publish(layers)` runs on the loop's thread whenever the served layers change."""
+
+    def __init__(self, engine: Engine, settings: Settings, heat: HeatKeeper, publish: Callable[[], None]) -> None:
+        self._engine = engine
+        self._heat = heat
+        self._publish = publish
+        self._paths = {table.name: table for table in settings.tables}
+        self.pool = WorkerPool("admin", 1, QUEUE_LIMIT)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def set_budget(self, dram_bytes: int, reply: Reply) -> None:
+        """Places all tables anew under another budget. Cached rows are read back hottest first."""
+
+        def task() -> Callable[[], None]:
+            hot = self._hot_blocks()
+            try:
+                self._engine.place(dram_bytes)
+            except EngramdError as error:
+                text = str(error)
+                return lambda: reply(None, text)
+            _LOG.info("the DRAM budget is %s now", format_size(dram_bytes))
+            self._submit_warm(hot)
+            counters = self._engine.counters()
+            fields: dict[str, object] = {key: counters[key] for key in ("budget_bytes", "used_bytes")}
+            return lambda: reply(fields, None)
+
+        self._submit(task, reply)
+
+    def reload(self, name: str, reply: Reply) -> None:
+        """Switches a table (its name or its directory) to the generation that the directory holds now."""
+        path = self._paths.get(name) or next((p for p in self._paths.values() if p.path == name), None)
+        if path is None:
+            reply(None, f"no table {name[:127]!r} is served; there is: {', '.join(sorted(self._paths))}")
+            return
+        self._submit(lambda: self._open_new(path, reply), reply)
+
+    def _open_new(self, path: TablePath, reply: Reply) -> Callable[[], None]:
+        old = [layer for layer in self._engine.layers if layer.table.name == path.name]
+        before = old[0].table.manifest
+        try:
+            table = open_table(path)
+        except EngramdError as error:
+            text = str(error)
+            return lambda: reply(None, f"table {path.name} stays at generation {before.generation}: {text}")
+        try:
+            fields: dict[str, object] = {
+                "name": path.name,
+                "generation": table.manifest.generation,
+                "identity": table.manifest.identity,
+                "previous_generation": before.generation,
+            }
+            if (table.manifest.generation, table.manifest.table_id) == (before.generation, before.table_id):
+                return lambda: reply(fields, None)
+            added = self._engine.add_table(table)
+        except EngramdError as error:
+            text = str(error)
+            return lambda: reply(None, f"table {path.name} stays at generation {before.generation}: {text}")
+        finally:
+            table.close()
+
+        def switch() -> None:
+            """On the loop's thread: from here on clients that look get the new generation."""
+            self._engine.layers = [layer for layer in self._engine.layers if layer not in old] + added
+            self._publish()
+            self._submit(retire, reply)
+
+        def retire() -> Callable[[], None]:
+            hot = list(islice(self._heat.hot_blocks(old), HEAT_BLOCKS_LIMIT))
+            for layer in old:
+                if not self._engine.retire_layer(layer.handle, RETIRE_TIMEOUT_MS):
+                    _LOG.warning("table %s layer %d: old batches are still running", path.name, layer.layer)
+            try:
+                self._engine.place(int(self._engine.counters()["budget_bytes"]))
+            except EngramdError as error:
+                _LOG.warning("table %s is served from NVMe alone: %s", path.name, error)
+            _LOG.info(
+                "table %s: generation %d serves, generation %d is gone",
+                path.name,
+                table.manifest.generation,
+                before.generation,
+            )
+            self._submit_warm({path.name: hot})
+            return lambda: reply(fields, None)
+
+        return switch
+
+    def _hot_blocks(self) -> dict[str, list[Block]]:
+        """The hottest cached rows of each table, within HEAT_BLOCKS_LIMIT."""
+        names = {layer.table.name for layer in self._engine.layers}
+        hot = {}
+        for name in names:
+            layers = [layer for layer in self._engine.layers if layer.table.name == name]
+            hot[name] = list(islice(self._heat.hot_blocks(layers), max(1, HEAT_BLOCKS_LIMIT // len(names))))
+        return hot
+
+    def _submit_warm(self, hot: dict[str, list[Block]]) -> None:
+        def task() -> Callable[[], None]:
+            for name, blocks in hot.items():
+                layers = [layer for layer in self._engine.layers if layer.table.name == name]
+                self._heat.warm(layers, iter(blocks))
+            return lambda: None
+
+        if any(hot.values()):
+            self.pool.submit(task)
+
+    def _submit(self, task: Callable[[], Callable[[], None]], reply: Reply) -> None:
+        if not self.pool.submit(task):
+            reply(None, "the daemon's queue of administration requests is full: try again")

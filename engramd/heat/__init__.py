@@ -1,0 +1,1 @@
+"""Heat: lists of rows worth having in DRAM."""
