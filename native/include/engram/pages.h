@@ -38,27 +38,28 @@ uint32_t engram_page_bytes(uint32_t row_bytes);    /* 0 where row_bytes is out o
 uint32_t engram_rows_per_page(uint32_t row_bytes); /* 0 where row_bytes is out of range */
 
 /* CRC32C (Castagnoli) of bytes, continuing from `crc` (0 to begin). */
-uint32_t engram_crc32c(uint32_t crc, const void *bytes, uint64_t count);
+uint32_t engram_crc32c(uint32_t crc, const void* bytes, uint64_t count);
 
-/* Interleaves rows into `page_count` pages from `first_page` on. values and scales point to the first row of first_page;
- * scales is NULL where the format has no scale part. out: page_count * page_bytes. Returns 0, or -1 on a bad argument. */
-int engram_pages_encode(const engram_page_format *format, uint64_t first_page, uint64_t page_count, const void *values,
-                        const void *scales, void *out);
+/* Interleaves rows into `page_count` pages from `first_page` on. values and scales point to the first row of
+ * first_page; scales is NULL where the format has no scale part. out: page_count * page_bytes. Returns 0, or -1 on a
+ * bad argument. */
+int engram_pages_encode(const engram_page_format* format, uint64_t first_page, uint64_t page_count, const void* values,
+                        const void* scales, void* out);
 
-/* Checks every row, trailer and padding byte of the pages. Fills up to fault_capacity faults (one per bad page, the first
- * reason found); returns the number of bad pages, or -1 on a bad argument. */
-int64_t engram_pages_verify(const engram_page_format *format, uint64_t first_page, uint64_t page_count, const void *pages,
-                            engram_page_fault *faults, uint64_t fault_capacity);
+/* Checks every row, trailer and padding byte of the pages. Fills up to fault_capacity faults (one per bad page, the
+ * first reason found); returns the number of bad pages, or -1 on a bad argument. */
+int64_t engram_pages_verify(const engram_page_format* format, uint64_t first_page, uint64_t page_count,
+                            const void* pages, engram_page_fault* faults, uint64_t fault_capacity);
 
 /* Compares the pages' rows with the source bytes (as for encode). Same result as engram_pages_verify. */
-int64_t engram_pages_compare(const engram_page_format *format, uint64_t first_page, uint64_t page_count,
-                             const void *pages, const void *values, const void *scales, engram_page_fault *faults,
+int64_t engram_pages_compare(const engram_page_format* format, uint64_t first_page, uint64_t page_count,
+                             const void* pages, const void* values, const void* scales, engram_page_fault* faults,
                              uint64_t fault_capacity);
 
 /* Bytes [begin, end) of `row_count` synthetic rows from first_row on (a part of each row), tightly packed into out.
  * value_bytes says where the scale part of the packed row begins. */
 int engram_synth_rows(uint64_t seed, uint32_t layer, uint64_t first_row, uint64_t row_count, uint32_t value_bytes,
-                      uint32_t begin, uint32_t end, void *out);
+                      uint32_t begin, uint32_t end, void* out);
 /* cdef-end */
 #ifdef __cplusplus
 }
