@@ -79,6 +79,37 @@ bench: build ## measure; each figure is a ratio to a limit measured in the same 
 .PHONY: sanitize
 sanitize: sanitize-native sanitize-thread sanitize-python ## native and Python tests under ASAN, UBSAN, LSAN and TSAN
 
+# Suites that are tried with other seeds and sizes: make crash SEED=7 N=200. They print the seed with a failure.
+SEED ?= $(shell echo $$((RANDOM + 1)))
+N ?=
+SEEDED = ENGRAM_SEED=$(SEED) $(if $(N),ENGRAM_N=$(N)) $(VENV_PYTHON) -m pytest -q -s --timeout=0 $(PYTEST_ARGS)
+SEEDED_END = || { echo "failed with SEED=$(SEED) N=$(N)" >&2; exit 1; }
+
+.PHONY: stress
+stress: build ## rows fetched while 1 read in 1,000 is faulted, and the native stress tests; N rows
+	ENGRAM_SEED=$(SEED) $(CTEST) build/release --label-regex stress $(SEEDED_END)
+	$(SEEDED) tests/faults $(SEEDED_END)
+
+.PHONY: scribble
+scribble: build ## hostile clients that scribble over their rings; N states
+	$(SEEDED) tests/hostile $(SEEDED_END)
+
+.PHONY: crash
+crash: build ## SIGKILL of packer, daemon and clients at random moments; N kills
+	$(SEEDED) tests/crash $(SEEDED_END)
+
+# Seconds for each of the fuzz targets where N, a number of inputs, is not given.
+FUZZ_S ?= 30
+.PHONY: fuzz
+fuzz: build ## coverage-guided fuzzing of ring, control messages, handshake, manifest and safetensors; N inputs
+	@tools/install_system_packages.sh "$(PYTHON)" fuzz
+	@$(VENV_PYTHON) -c 'import atheris' 2>/dev/null || \
+	  $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet 'atheris>=3,<4'
+	@$(LOCKED) bash -eu -c '$(CMAKE_CONFIGURE) -B build/fuzz -DCMAKE_C_COMPILER=clang-14 -DCMAKE_CXX_COMPILER=clang++-14 \
+	  -DENGRAM_SANITIZE=fuzz -DENGRAM_BUILD_MODULES=OFF -DENGRAM_BUILD_TESTS=OFF >build/configure.log; \
+	  $(CMAKE_BUILD) build/fuzz --target fuzz_ring'
+	@tools/fuzz.sh "$(VENV_PYTHON)" build/fuzz "$(SEED)" "$(FUZZ_S)" "$(N)"
+
 ASAN_CONFIGURE = $(CMAKE_CONFIGURE) -B build/asan -DENGRAM_SANITIZE=address
 UBSAN_ENVIRONMENT = UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 

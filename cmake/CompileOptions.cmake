@@ -16,8 +16,11 @@ elseif(ENGRAM_SANITIZE STREQUAL "thread")
   # GCC's thread sanitizer sees memcpy and friends only where they are real calls, hence -fno-builtin.
   # It does not see fences at all, and says so: that warning stays an error.
   set(sanitize_flags -fsanitize=thread -fno-builtin -Werror=tsan)
+elseif(ENGRAM_SANITIZE STREQUAL "fuzz")
+  # clang alone: coverage for libFuzzer, beside the address and undefined-behaviour checks.
+  set(sanitize_flags -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
 elseif(ENGRAM_SANITIZE)
-  message(FATAL_ERROR "ENGRAM_SANITIZE is '${ENGRAM_SANITIZE}': use address, thread, or leave it empty.")
+  message(FATAL_ERROR "ENGRAM_SANITIZE is '${ENGRAM_SANITIZE}': use address, thread, fuzz, or leave it empty.")
 endif()
 if(ENGRAM_SANITIZE)
   # For every target, the generated module sources too: all parts of one module must agree.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Installs the system packages that the build, the tests and lint need, where any is missing. Looks for what they bring
 # rather than for package names, so a machine that has the tools from elsewhere is left alone.
-# Usage: install_system_packages.sh PYTHON [bench]
+# Usage: install_system_packages.sh PYTHON [bench|fuzz]
 set -eu
 
 python=$1
-for_bench=${2:-}
+extra=${2:-}
 missing=()
 need() { # need PACKAGE CHECK...: notes PACKAGE as missing where CHECK fails
   local package=$1
@@ -18,6 +18,9 @@ has_cpp20() { echo 'int main() { return 0; }' | c++ -std=c++20 -fsyntax-only -x 
 has_python_headers() { "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; }
 
+has_libfuzzer() { test -f "$(clang++-14 -print-file-name=libclang_rt.fuzzer-x86_64.a)" || compgen -G \
+  "$(clang++-14 -print-resource-dir)/lib/linux/libclang_rt.fuzzer-*.a"; }
+
 need g++ has_cpp20
 need cmake cmake --version
 need ninja-build ninja --version
@@ -27,7 +30,11 @@ need clang-format-14 clang-format-14 --version
 need python3-dev has_python_headers
 need python3-venv "$python" -c 'import ensurepip, venv'
 need util-linux setarch --version
-if [ "$for_bench" = bench ]; then need fio fio --version; fi
+if [ "$extra" = bench ]; then need fio fio --version; fi
+if [ "$extra" = fuzz ]; then
+  need clang-14 clang++-14 --version
+  need libclang-rt-14-dev has_libfuzzer
+fi
 
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 command="apt-get install --yes --no-install-recommends ${missing[*]}"
