@@ -7,6 +7,7 @@ its log fails the test that started it.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -18,9 +19,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+import engramd as engramd_package
+from engramd.table import manifest as manifests
+from engramd.table.codec import synth_rows
 
 # Examples that start processes or touch files take their time; a repeated run finds the same failures.
 settings.register_profile(
@@ -31,6 +38,8 @@ settings.load_profile("engramd")
 # Long enough for a sanitizer build on a busy machine; a test that waits so long has failed anyway.
 DEADLINE_S = 60.0
 CHECKPOINT_VOCAB_SIZE = 2000
+SYNTH_SEED = 7
+CHECKOUT = Path(__file__).parents[1]
 ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
 REPORTS = ("Traceback (most recent call last)", "ERROR: AddressSanitizer", "runtime error:", "WARNING: ThreadSanitizer")
 
@@ -51,7 +60,9 @@ def engramd() -> Callable[..., subprocess.CompletedProcess[str]]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small synthetic checkpoint (seed 7, head sizes from vocab size 2000 on)."""
     path = tmp_path_factory.mktemp("checkpoint") / "source"
-    done = run_engramd("synth", path, "--vocab-size", str(CHECKPOINT_VOCAB_SIZE), "--seed", "7", timeout_s=120)
+    done = run_engramd(
+        "synth", path, "--vocab-size", str(CHECKPOINT_VOCAB_SIZE), "--seed", str(SYNTH_SEED), timeout_s=120
+    )
     assert done.returncode == 0, done.stderr
     return path
 
@@ -175,3 +186,65 @@ def _wait_until_ready(daemon: Daemon, ready: socket.socket) -> None:
         if daemon.process.poll() is not None:
             pytest.fail(f"the daemon ended with status {daemon.process.returncode}:\n{daemon.log}")
     pytest.fail(f"the daemon is not ready after {DEADLINE_S} s:\n{daemon.log}")
+
+
+def fault_module() -> Path:
+    """The module with the fault seam that was built beside the one in use."""
+    build = "asan" if os.environ.get("ENGRAM_SANITIZE") == "address" else "release"
+    folder = Path(os.environ.get("ENGRAM_FAULT_MODULE", CHECKOUT / "build" / build / "faults" / "engramd"))
+    (module,) = folder.glob("_engine*.so")
+    return module
+
+
+@pytest.fixture(scope="session")
+def fault_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH: the package as it is, but with the module that injects faults."""
+    root = tmp_path_factory.mktemp("fault-build")
+    package = root / "engramd"
+    package.mkdir()
+    for entry in Path(engramd_package.__file__).parent.iterdir():
+        if not entry.name.startswith(("_engine", "__pycache__")):
+            (package / entry.name).symlink_to(entry)
+    module = fault_module()
+    (package / module.name).symlink_to(module)
+    # An editable installation would come before PYTHONPATH.
+    (root / "sitecustomize.py").write_text(
+        'import sys\nsys.meta_path[:] = [f for f in sys.meta_path if "_editable" not in type(f).__module__]\n'
+    )
+    return root
+
+
+@pytest.fixture
+def faulty_daemon(start_daemon: Callable[..., Any], fault_path: Path) -> Callable[..., Any]:
+    """`faulty_daemon(faults, *tables, **options)`: as start_daemon, with ENGRAMD_FAULTS=faults."""
+
+    def start(faults: str, *tables: os.PathLike[str], **options: Any) -> Any:
+        path = os.pathsep.join([os.fspath(fault_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        environment = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "ENGRAMD_FAULTS": faults}
+        return start_daemon(*tables, environment=environment, **options)
+
+    return start
+
+
+@pytest.fixture
+def stats(engramd: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[[Any], dict[str, Any]]:
+    """`stats(daemon)`: its statistics."""
+
+    def read(daemon: Any) -> dict[str, Any]:
+        done = engramd("stats", "--socket", daemon.socket, "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def rows(table: Path) -> dict[int, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """All rows of the `table` fixture by layer, computed from the formula."""
+    manifest = manifests.load(table)
+    whole = {}
+    for layer in manifest.layers:
+        data = bytearray(layer.rows * manifest.row_bytes)
+        synth_rows(SYNTH_SEED, layer.layer, 0, layer.rows, manifest.value_bytes, 0, manifest.row_bytes, data)
+        whole[layer.layer] = np.frombuffer(data, np.uint8).reshape(layer.rows, manifest.row_bytes)
+    return whole

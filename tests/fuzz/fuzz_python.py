@@ -105,6 +105,13 @@ class AtOnce:
         return True
 
 
+class Forbidden:
+    """Administration, which no stranger reaches."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a stranger administers: {name}")
+
+
 class Replies:
     """An endpoint that reads every reply."""
 
@@ -122,7 +129,7 @@ def control_target() -> Callable[[bytes], None]:
     def stop(reason: str) -> None:
         raise AssertionError(f"a stranger stopped the daemon: {reason}")
 
-    verbs = control.Verbs(engine, AtOnce(), dict, stop)  # type: ignore[arg-type]
+    verbs = control.Verbs(engine, AtOnce(), dict, Forbidden(), stop)  # type: ignore[arg-type]
     endpoint = Replies()
     names = ["ping", "tables", "fetch", "prefetch", "stats", "shutdown", "reload", "budget", "scrub"]
     identity = engine.layers[0].table.manifest.identity

@@ -25,7 +25,7 @@ from engramd.table.packer import pack
 
 Engramd = Callable[..., CompletedProcess[str]]
 PACK = [sys.executable, "-m", "engramd.cli.main", "pack"]
-KILLS = 30
+KILLS = int(os.environ.get("ENGRAM_N", "30"))
 RECORD_BYTES = 36
 
 
@@ -83,7 +83,7 @@ def test_killed_at_any_moment(engramd: Engramd, source: Path, packed: Path, tmp_
     """The real process killed again and again at random moments. After each kill the table is the old generation, none,
     or the whole new one; in the end it is the same content as of a pack that was left alone."""
     expected = manifests.load(packed)
-    chosen = random.Random(20)
+    chosen = random.Random(int(os.environ.get("ENGRAM_SEED", "20")))
     table = tmp_path / "t"
     command = [*PACK, str(source), str(table), "--sync-interval", "0"]
     begin = time.monotonic()
