@@ -19,6 +19,7 @@ from collections import Counter
 from typing import NoReturn
 
 import engram_client
+import engram_client.ring_client  # here rather than in each child at its first connection
 import numpy as np
 
 PHASES = (
@@ -52,7 +53,7 @@ def live(path: str, chosen: random.Random, phase: mmap.mmap) -> NoReturn:
                 continue
             table = client.table(layer=1)
             for _ in range(chosen.randrange(1, 8)):
-                ids = np.array([chosen.randrange(table.num_rows) for _ in range(40)])
+                ids = np.array([chosen.randrange(table.num_rows) for _ in range(8)])
                 act = chosen.randrange(6)
                 if act == 0:
                     enter("idle")

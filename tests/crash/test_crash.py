@@ -25,7 +25,7 @@ from engram_client import DaemonLost
 
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
 KILLS = int(os.environ.get("ENGRAM_N", "4"))
-SESSIONS = 50 * int(os.environ.get("ENGRAM_N", "4"))
+SESSIONS = 50 * int(os.environ.get("ENGRAM_N", "6"))
 LOST_S, LOST_ASSERTED_S = 0.1, 1.0
 SERVING_S, SERVING_ASSERTED_S = 0.5, 5.0
 CHURN = Path(__file__).parent / "client_churn.py"
@@ -182,7 +182,7 @@ def test_clients_killed_in_every_phase(start_daemon: Any, stats: Any, rows: dict
         table = client.table(layer=1)
 
         def churn(seed: int, sessions: int) -> dict[str, int]:
-            command = [sys.executable, str(CHURN), daemon.socket, str(seed), str(sessions), "40"]
+            command = [sys.executable, str(CHURN), daemon.socket, str(seed), str(sessions), "20"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120 + sessions / 10, check=False)
             assert done.returncode == 0, f"seed {seed}: {done.stderr}"
             return dict(json.loads(done.stdout))
