@@ -1,4 +1,4 @@
-"""What `engramd serve` needs to know, from flags and from a TOML file with the same keys.
+"""What `engramd serve` needs to know, from flags and from a TOML file with the same keys (engramd.options).
 
     socket = "/run/engramd/engramd.sock"
     dram = "32GiB"
@@ -12,23 +12,20 @@ the daemon sees a `Settings` that is right in itself; whether the tables exist i
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engramd.errors import EngramdError
-from engramd.sizes import format_size, parse_size
+from engramd.options import BY_KEY, OPTIONS
+from engramd.sizes import format_size
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_TABLES = 256
 MAX_NAME_BYTES = 127  # engram_catalogue_record.name is 128 bytes with its zero
-MAX_WORKERS = 64  # ENGRAM_MAX_WORKERS
-MAX_SESSIONS = 1 << 16
-MIN_ARENA_BYTES = 1 << 20
-READERS = ("auto", "io_uring", "pread")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -41,37 +38,46 @@ class TablePath:
 
 @dataclass(frozen=True)
 class Settings:
-    """Checked settings of a daemon. `socket` None: the first of the usual places (engramd.daemon.sockets)."""
+    """Checked settings of a daemon, with their defaults. What each means stands in engramd.options."""
 
     tables: tuple[TablePath, ...] = ()
     socket: str | None = None
-    tcp: str | None = None  # host:port, loopback only
+    tcp: str | None = None
+    metrics: str | None = None
     dram_bytes: int = 1 << 30
     arena_bytes: int = 64 << 20
     arena_limit_bytes: int = 4 << 30
     sessions: int = 256
-    workers: int = 0  # 0: the engine chooses
+    uid_share: int = 75
+    workers: int = 0
     reader: str = "auto"
     log_level: str = "info"
-    state: str | None = None  # directory of heat files; None: $STATE_DIRECTORY, else nowhere
-
-
-@dataclass
-class Flags:
-    """What the command line said; None where it said nothing. Texts are as typed."""
-
-    tables: list[str] = field(default_factory=list)
-    config: str | None = None
-    socket: str | None = None
-    tcp: str | None = None
-    dram: str | None = None
-    arena: str | None = None
-    arena_limit: str | None = None
-    sessions: str | None = None
-    workers: str | None = None
-    reader: str | None = None
-    log_level: str | None = None
     state: str | None = None
+    log_format: str = "text"
+
+    def as_json(self) -> dict[str, Any]:
+        """The effective configuration by the file's keys; sizes in bytes."""
+        values: dict[str, Any] = {option.key: getattr(self, option.attribute) for option in OPTIONS}
+        return {**values, "table": [{"name": table.name, "path": table.path} for table in self.tables]}
+
+
+class Flags:
+    """What the command line said: values by the option's key, None (or missing) where it said nothing. Texts are as
+    typed; tables are `[NAME=]PATH`."""
+
+    def __init__(self, tables: Iterable[str] = (), config: str | None = None, **values: str | None) -> None:
+        unknown = values.keys() - BY_KEY.keys()
+        if unknown:
+            raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+        self.tables = tuple(tables)
+        self.config = config
+        self.values = values
+
+
+def default_of(key: str) -> str:
+    """An option's default in words."""
+    option = BY_KEY[key]
+    return option.default_text or option.shown(getattr(Settings, option.attribute))
 
 
 def settings_from(flags: Flags) -> Settings:
@@ -82,11 +88,10 @@ def settings_from(flags: Flags) -> Settings:
     tables = values.pop("tables", ())
     if flags.tables:
         tables = tuple(parse_table(text) for text in flags.tables)
-    for key in _KEYS:
-        text = getattr(flags, key)
+    for key, text in flags.values.items():
         if text is not None:
-            attribute, convert = _KEYS[key]
-            values[attribute] = convert(text, f"--{key.replace('_', '-')}")
+            option = BY_KEY[key]
+            values[option.attribute] = option.check.convert(text, option.flag)
     settings = replace(Settings(tables=tables), **values)
     _check_together(settings)
     return settings
@@ -135,76 +140,6 @@ def _check_together(settings: Settings) -> None:
         )
 
 
-def _size(minimum_bytes: int) -> Callable[[Any, str], int]:
-    def convert(value: Any, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise EngramdError(f"{where}: {value!r} is not a size (a number of bytes, or for example '512MiB')")
-        try:
-            size = parse_size(str(value))
-        except EngramdError as error:
-            raise EngramdError(f"{where}: {error}") from None
-        if size < minimum_bytes:
-            raise EngramdError(f"{where}: {value} is below the minimum of {format_size(minimum_bytes)}")
-        return size
-
-    return convert
-
-
-def _integer(minimum: int, maximum: int) -> Callable[[Any, str], int]:
-    def convert(value: Any, where: str) -> int:
-        number: int | None = None
-        if isinstance(value, int) and not isinstance(value, bool):
-            number = value
-        elif isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
-            number = int(value)
-        if number is None or not minimum <= number <= maximum:
-            raise EngramdError(f"{where}: {value!r} is not an integer from {minimum} to {maximum}")
-        return number
-
-    return convert
-
-
-def _choice(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
-    def convert(value: Any, where: str) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise EngramdError(f"{where}: {value!r} is none of {', '.join(choices)}")
-        return value
-
-    return convert
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise EngramdError(f"{where}: {value!r} is not a path")
-    return value
-
-
-def loopback_endpoint(value: Any, where: str) -> str:
-    """Checks `host:port` of an endpoint without encryption: numeric loopback addresses and `localhost` alone."""
-    host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if not separator or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise EngramdError(f"{where}: {value!r} is not host:port with a port from 1 to 65535")
-    if not re.fullmatch(r"127(\.[0-9]{1,3}){3}|localhost|\[::1\]", host):
-        raise EngramdError(
-            f"{where}: {host!r} is not a loopback address: this endpoint is neither encrypted nor authenticated, so it "
-            "is bound to 127.0.0.1, [::1] or localhost only; reach it from elsewhere through a tunnel"
-        )
-    return f"127.0.0.1:{port}" if host == "localhost" else value
-
-
-# Key of the file (and, with dashes, the flag): attribute of Settings and the check of its value.
-_KEYS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "socket": ("socket", _text),
-    "tcp": ("tcp", loopback_endpoint),
-    "dram": ("dram_bytes", _size(0)),
-    "arena": ("arena_bytes", _size(MIN_ARENA_BYTES)),
-    "arena_limit": ("arena_limit_bytes", _size(MIN_ARENA_BYTES)),
-    "sessions": ("sessions", _integer(1, MAX_SESSIONS)),
-    "workers": ("workers", _integer(0, MAX_WORKERS)),
-    "reader": ("reader", _choice(READERS)),
-    "log_level": ("log_level", _choice(LOG_LEVELS)),
-    "state": ("state", _text),
-}
 _TABLE_KEYS = ("name", "path")
 
 
@@ -229,11 +164,10 @@ def _read_file(path: str) -> dict[str, Any]:
         where = f"{path}{_line_of(text, key)}: {key}"
         if key == "table":
             values["tables"] = _tables(value, text, path)
-        elif key in _KEYS:
-            attribute, convert = _KEYS[key]
-            values[attribute] = convert(value, where)
+        elif key in BY_KEY:
+            values[BY_KEY[key].attribute] = BY_KEY[key].check.convert(value, where)
         else:
-            raise EngramdError(f"{where}: unknown key (known: table, {', '.join(_KEYS)})")
+            raise EngramdError(f"{where}: {_unknown(key, ('table', *BY_KEY))}")
     return values
 
 
@@ -243,9 +177,9 @@ def _tables(entries: Any, text: str, path: str) -> tuple[TablePath, ...]:
     tables = []
     for number, entry in enumerate(entries, start=1):
         for key, value in entry.items():
-            where = f"{path}{_line_of(text, key)}: {key} of table {number}"
+            where = f"{path}{_line_of(text, key, number)}: {key} of table {number}"
             if key not in _TABLE_KEYS:
-                raise EngramdError(f"{where}: unknown key (known: {', '.join(_TABLE_KEYS)})")
+                raise EngramdError(f"{where}: {_unknown(key, _TABLE_KEYS)}")
             if not isinstance(value, str):
                 raise EngramdError(f"{where}: {value!r} is not a text")
         if "path" not in entry:
@@ -256,7 +190,21 @@ def _tables(entries: Any, text: str, path: str) -> tuple[TablePath, ...]:
     return tuple(tables)
 
 
-def _line_of(text: str, key: str) -> str:
-    """`:LINE` of the first place that looks like the key, or nothing."""
-    found = re.search(rf"^[ \t]*(?:\[+[ \t]*)?[\"']?{re.escape(key)}[\"']?[ \t]*[\]=.]", text, re.MULTILINE)
+def _unknown(key: str, known: Iterable[str]) -> str:
+    """What is wrong with a key that is not known, and which one was perhaps meant."""
+    known = tuple(known)
+    near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    return f"unknown key{f'; did you mean {near[0]}?' if near else ''} (known: {', '.join(known)})"
+
+
+def _line_of(text: str, key: str, table: int = 0) -> str:
+    """`:LINE` of the first place that looks like the key, or nothing; inside the table of that number, if not 0."""
+    start = 0
+    headings = re.finditer(r"^[ \t]*\[\[[ \t]*[\"']?table[\"']?[ \t]*\]\]", text, re.MULTILINE)
+    for number, heading in enumerate(headings, start=1):
+        if number == table:
+            start = heading.end()
+    found = re.compile(rf"^[ \t]*(?:\[+[ \t]*)?[\"']?{re.escape(key)}[\"']?[ \t]*[\]=.]", re.MULTILINE).search(
+        text, start
+    )
     return f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from engramd import config
+from engramd.options import OPTIONS
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,47 +19,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "tables", nargs="*", metavar="[NAME=]TABLE", help="a packed table's directory; NAME defaults to its last part"
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with the keys below and [[table]] entries")
-    parser.add_argument(
-        "--socket",
-        metavar="PATH",
-        help="control socket; PATH.ring is the ring socket (default: $ENGRAMD_SOCKET, /run/engramd/engramd.sock, "
-        "$XDG_RUNTIME_DIR/engramd.sock)",
-    )
-    parser.add_argument("--tcp", metavar="HOST:PORT", help="control over TCP too; loopback only")
-    parser.add_argument("--dram", metavar="SIZE", help="budget of the row cache and its index (default: 1GiB)")
-    parser.add_argument("--arena", metavar="SIZE", help="reply arena of a session (default: 64MiB)")
-    parser.add_argument("--arena-limit", metavar="SIZE", help="arenas and rings of all sessions (default: 4GiB)")
-    parser.add_argument("--sessions", metavar="N", help="most sessions at once (default: 256)")
-    parser.add_argument("--workers", metavar="N", help="worker threads (default: chosen by the engine)")
-    parser.add_argument("--reader", metavar="KIND", help="auto, io_uring or pread (default: auto)")
-    parser.add_argument(
-        "--state", metavar="DIR", help="keep the cache's heat there over restarts (default: $STATE_DIRECTORY, else not)"
-    )
-    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
+    for option in OPTIONS:
+        text = f"{option.meaning} ({option.check.allowed}; default: {config.default_of(option.key)})"
+        parser.add_argument(option.flag, metavar=option.metavar, help=text.replace("%", "%%"))
     parser.add_argument("--check-config", action="store_true", help="check everything, serve nothing")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves; returns when the daemon has drained and stopped. Raises EngramdError."""
-    settings = config.settings_from(
-        config.Flags(
-            tables=args.tables,
-            config=args.config,
-            socket=args.socket,
-            tcp=args.tcp,
-            dram=args.dram,
-            arena=args.arena,
-            arena_limit=args.arena_limit,
-            sessions=args.sessions,
-            workers=args.workers,
-            reader=args.reader,
-            log_level=args.log_level,
-            state=args.state,
-        )
-    )
+    values = {option.key: getattr(args, option.key) for option in OPTIONS}
+    flags = config.Flags(args.tables, args.config, **values)
+    settings = config.settings_from(flags)
     from engramd.daemon import service
 
     if args.check_config:
         print(service.check(settings))
         return 0
-    return service.serve(settings)
+    return service.serve(settings, flags)

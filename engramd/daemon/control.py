@@ -25,6 +25,7 @@ from engramd.daemon import messages
 from engramd.daemon.administration import Administration
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
+from engramd.daemon.reconfigure import Outcome, Reconfigure
 from engramd.daemon.worker_pool import WorkerPool
 
 REQUEST_TIMEOUT_MS = 30_000
@@ -103,13 +104,15 @@ class Verbs:
         self,
         engine: Engine,
         pool: WorkerPool,
-        statistics: Callable[[], dict[str, Any]],
+        statistics: Callable[[bool], dict[str, Any]],
         administration: Administration,
+        reconfigure: Reconfigure,
         stop: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._statistics = statistics
+        self._reconfigure = reconfigure
         self._stop = stop
         self._administration = administration
         self._layers: dict[tuple[str, int], ServedLayer] = {}
@@ -125,6 +128,7 @@ class Verbs:
             "stats": self._stats,
             "budget": self._set_budget,
             "reload": self._reload,
+            "reload_config": self._reload_config,
             "shutdown": self._shutdown,
         }
 
@@ -180,8 +184,10 @@ class Verbs:
         peer.endpoint.send(peer, [messages.reply_ok(request, tables=tables, max_fetch_rows=limit)])
 
     def _stats(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        with_histograms = bool(request.integer("histograms", 0, 1, default=0))
+
         def work() -> list[Any]:
-            return [messages.reply_ok(request, stats=self._statistics())]
+            return [messages.reply_ok(request, stats=self._statistics(with_histograms))]
 
         self._submit(peer, request, 0, work)
 
@@ -192,6 +198,18 @@ class Verbs:
     def _reload(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         self._check_administrator(peer, request)
         self._administration.reload(request.text("table"), self._answer(peer, request))
+
+    def _reload_config(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        self._check_administrator(peer, request)
+        answer = self._answer(peer, request)
+
+        def done(outcome: Outcome | str) -> None:
+            if isinstance(outcome, str):
+                answer(None, outcome)
+            else:
+                answer({"applied": outcome.applied, "not_applied": outcome.not_applied}, None)
+
+        self._reconfigure(done)
 
     @staticmethod
     def _answer(peer: Peer, request: Request) -> Callable[[dict[str, object] | None, str | None], None]:
@@ -333,7 +351,7 @@ class Verbs:
 
 def unexpected(request: Request) -> bytes:
     """The reply where the daemon itself is wrong; called while the exception is handled."""
-    _LOG.exception("a control request cannot be handled")
+    _LOG.exception("a control request cannot be handled", extra={"request": str(request.id)[:64]})
     return messages.reply_error(request, RequestError("EngramError", "internal error of the daemon (see its log)"))
 
 

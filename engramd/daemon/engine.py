@@ -41,6 +41,7 @@ ERROR_CLASSES = {
     lib.ENGRAM_STATUS_LOST: "DaemonLost",
 }
 SLOT_COUNT = 64  # of a session's ring
+LATENCY_BUCKETS = 1024  # the most a latency class can have
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,17 @@ class Engine:
         counters = ffi.new("engram_engine_counters *")
         lib.engram_engine_read_counters(self._engine, counters)
         return fields_of(counters[0])
+
+    def latency_histogram(self, latency_class: int) -> tuple[int, list[tuple[int, int]]]:
+        """(sum of latencies in ns, [(end in ns, requests), ...] shortest first, without empty buckets) of a class."""
+        buckets = ffi.new("engram_latency_bucket[]", LATENCY_BUCKETS)
+        sum_ns = ffi.new("uint64_t *")
+        count = lib.engram_engine_latency_histogram(self._engine, latency_class, buckets, LATENCY_BUCKETS, sum_ns)
+        return int(sum_ns[0]), [(buckets[index].end_ns, buckets[index].count) for index in range(count)]
+
+    def budget_bytes(self) -> int:
+        """The DRAM budget in force."""
+        return int(self.counters()["budget_bytes"])
 
     def drain(self, timeout_ms: int) -> bool:
         """Refuses new requests and waits for running ones; whether all are done."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 
 LIMIT = 50  # lines of one kind
 WINDOW_S = 10.0
+CONTEXT = ("session", "request", "uid")  # passed as `extra` to a logging call
 LOGGER = logging.getLogger("engramd")
 
 
@@ -34,11 +36,31 @@ class RepeatLimit(logging.Filter):
         return count < LIMIT
 
 
-def set_up(level: str) -> None:
-    """Sends the daemon's log to stderr, from this level on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.addFilter(RepeatLimit())
-    LOGGER.addHandler(handler)
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, message, and where known session, request and uid; `trace` of an
+    exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in CONTEXT if hasattr(record, name)}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+_HANDLER = logging.StreamHandler(sys.stderr)
+_HANDLER.addFilter(RepeatLimit())
+
+
+def set_up(level: str, style: str) -> None:
+    """Sends the daemon's log to stderr, from this level on, as `text` or `json`. May be called again to change both."""
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    _HANDLER.setFormatter(JsonFormatter() if style == "json" else text)
+    LOGGER.addHandler(_HANDLER)
     LOGGER.setLevel(level.upper())
     LOGGER.propagate = False

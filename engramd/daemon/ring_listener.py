@@ -54,6 +54,11 @@ class Connection:
     memory_bytes: int = 0
     name: str = ""
 
+    @property
+    def context(self) -> dict[str, int]:
+        """What log lines in JSON carry."""
+        return {"session": self.session, "uid": self.uid}
+
     def __str__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"client{name} (pid {self.pid}, uid {self.uid})"
@@ -110,6 +115,11 @@ class RingListener:
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def name_of(self, session: int) -> str:
+        """What a session's client calls itself, or "". Any thread."""
+        connection = self._sessions.get(session)
+        return connection.name if connection is not None else ""
 
     def close_session(self, session: int, why: str) -> None:
         """Ends a session of which the engine says that it broke the protocol. The client sees the socket's end."""
@@ -238,7 +248,7 @@ class RingListener:
             self._engine.start_session(connection.session)
             del self._mapping[connection]
             connection.is_open = True
-            _LOG.info("%s: session %d", connection, connection.session)
+            _LOG.info("%s: session %d", connection, connection.session, extra=connection.context)
         elif kind == lib.ENGRAM_KIND_CATALOGUE_REQUEST and connection.is_open:
             _check_length(data, _HEADER_BYTES)
             self._send_catalogue(connection)
@@ -350,10 +360,10 @@ class RingListener:
         if connection.socket.fileno() < 0:
             return
         if why is not None:
-            _LOG.warning("%s: %s; connection closed", connection, why)
+            _LOG.warning("%s: %s; connection closed", connection, why, extra=connection.context)
             _send_refused(connection.socket, status, why)
         elif connection.session:
-            _LOG.info("%s: session %d ended", connection, connection.session)
+            _LOG.info("%s: session %d ended", connection, connection.session, extra=connection.context)
         self._pending.pop(connection, None)
         self._mapping.pop(connection, None)
         if connection.is_opening:

@@ -16,15 +16,22 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from engramd.config import Settings
+from engramd.config import Flags, Settings
 from engramd.daemon import log, notify, sockets
 from engramd.daemon.tables import ServedTable, open_tables
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
 
 if TYPE_CHECKING:
+    from engramd.daemon.administration import Administration
     from engramd.daemon.control import ControlEndpoint
+    from engramd.daemon.http_endpoint import Health
+    from engramd.daemon.reconfigure import Change, Done
+    from engramd.daemon.session_quota import SessionQuota
+    from engramd.daemon.stats import Statistics
 
+START_TIMEOUT_S = 60.0  # for opening tables whose storage is slow; nothing else in start-up waits
+LONGEST_TURN_S = 5.0  # of the loop, where somebody asks whether it is alive
 DRAIN_TIMEOUT_S = 10.0
 DRAIN_SLICE_MS = 50
 POOL_THREADS = 4
@@ -35,7 +42,7 @@ _LOG = logging.getLogger("engramd")
 def check(settings: Settings) -> str:
     """Opens everything that serving would open, and closes it again. Returns a sentence; raises EngramdError."""
     path = sockets.server_path(settings.socket)
-    log.set_up(settings.log_level)
+    log.set_up(settings.log_level, settings.log_format)
     tables = open_tables(settings.tables)
     try:
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
@@ -44,19 +51,27 @@ def check(settings: Settings) -> str:
             table.close()
 
 
-def serve(settings: Settings) -> int:
-    """Serves until a signal or the shutdown verb, drains, stops. Returns the exit status; raises EngramdError."""
-    log.set_up(settings.log_level)
+def serve(settings: Settings, flags: Flags) -> int:
+    """Serves until a signal or the shutdown verb, drains, stops. Returns the exit status; raises EngramdError.
+
+    flags: where the settings come from; SIGHUP and `engramd reload --config` read them again.
+    """
+    log.set_up(settings.log_level, settings.log_format)
     with ExitStack() as cleanup:
-        return Service(settings, cleanup).run()
+        return Service(settings, flags, cleanup).run()
 
 
 class Service:
     """One daemon. What it opens is closed by `cleanup`, in the reverse order."""
 
-    def __init__(self, settings: Settings, cleanup: ExitStack) -> None:
+    def __init__(self, settings: Settings, flags: Flags, cleanup: ExitStack) -> None:
         self._stop_reason: str | None = None
         self._settings = settings
+        self._flags = flags
+        self._reload_wanted = False
+        self._watchdog = notify.Watchdog()
+        self._health: Health | None = None
+        notify.extend_timeout(START_TIMEOUT_S)
         # Signals first, so that one during start-up ends in an orderly way too.
         self._wakeup = _signal_wakeup(cleanup, self._on_signal)
         self._sockets = cleanup.enter_context(sockets.SocketPair(sockets.server_path(settings.socket)))
@@ -83,7 +98,7 @@ class Service:
         cleanup.callback(lambda: self._catalogue.close())
         self._selector = cleanup.enter_context(selectors.DefaultSelector())
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._drain_wakeup)
-        quota = SessionQuota(settings.sessions, settings.arena_limit_bytes, settings.arena_bytes)
+        quota = SessionQuota(settings)
         self._ring = ring_listener.RingListener(
             self._sockets.ring, self._engine, self._catalogue, quota, self._selector
         )
@@ -94,15 +109,16 @@ class Service:
         self._turn(0.0)  # a client that waits already gets its memory made while libzmq is loaded
         self._heat = HeatKeeper(self._engine, state_directory(settings.state))
         cleanup.callback(self._heat.close)
-        self._start_control(cleanup)
+        self._start_control(quota, cleanup)
         self._tables = tables
         self._heat.start()
 
-    def _start_control(self, cleanup: ExitStack) -> None:
+    def _start_control(self, quota: SessionQuota, cleanup: ExitStack) -> None:
         import zmq
 
         from engramd.daemon.administration import Administration
         from engramd.daemon.control import ControlEndpoint, Verbs
+        from engramd.daemon.reconfigure import Reconfigure
         from engramd.daemon.stats import Statistics
         from engramd.daemon.worker_pool import WorkerPool
 
@@ -114,7 +130,11 @@ class Service:
         administration = Administration(self._engine, self._settings, self._heat, self._publish)
         cleanup.callback(administration.close)
         self._selector.register(administration.pool.descriptor, selectors.EVENT_READ, administration.pool.collect)
-        verbs = Verbs(self._engine, self._pool, Statistics(self._engine), administration, self.stop)
+        self._reconfigure = Reconfigure(
+            self._flags, self._settings, run_time_changes(quota, administration), self._engine.budget_bytes
+        )
+        statistics = Statistics(self._engine, self._reconfigure, self._ring.name_of)
+        verbs = Verbs(self._engine, self._pool, statistics, administration, self._reconfigure, self.stop)
         self._verbs = verbs
         local = ControlEndpoint(context, verbs, knows_peers=True)
         cleanup.callback(local.close)
@@ -130,6 +150,16 @@ class Service:
             self._endpoints.append(remote)
         for endpoint in self._endpoints:
             self._selector.register(endpoint.descriptor, selectors.EVENT_READ, lambda: None)
+        if self._settings.metrics is not None:
+            self._start_http(self._settings.metrics, statistics, cleanup)
+
+    def _start_http(self, address: str, statistics: Statistics, cleanup: ExitStack) -> None:
+        from engramd.daemon.http_endpoint import Health, HttpEndpoint
+        from engramd.metrics.exposition import CONTENT_TYPE, exposition
+
+        self._health = Health()
+        endpoint = HttpEndpoint(address, lambda: exposition(statistics(histograms=True)), CONTENT_TYPE, self._health)
+        cleanup.callback(endpoint.close)
 
     def _publish(self) -> None:
         """Shows the layers that are served now to clients that ask from here on."""
@@ -145,10 +175,18 @@ class Service:
         """The event loop; returns the exit status once everything has drained."""
         _LOG.info("%s", self._ready_line())
         notify.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_describe_tables(self._tables)}")
+        if self._health is not None:
+            self._health.is_ready = True
         while self._stop_reason is None:
-            self._turn(None)
+            self._turn(LONGEST_TURN_S if self._health is not None else None)
+            if self._reload_wanted:
+                self._reload_wanted = False
+                self._reload()
         _LOG.info("stopping: %s", self._stop_reason)
+        if self._health is not None:
+            self._health.is_ready = False
         notify.notify("STOPPING=1")
+        notify.extend_timeout(2 * DRAIN_TIMEOUT_S)
         self._drain()
         return 0
 
@@ -157,14 +195,24 @@ class Service:
         if self._stop_reason is None:
             self._stop_reason = reason
 
+    def _reload(self) -> None:
+        """Reads the configuration again and tells the service manager when all of it is done."""
+        notify.reloading()
+        self._reconfigure(lambda outcome: notify.notify("READY=1"))
+
     def _turn(self, longest_s: float | None) -> None:
         """Serves what is there, then waits for the next thing, at most `longest_s`."""
         more = self._events.process()
         for endpoint in self._endpoints:
             more |= endpoint.process()
         now = time.monotonic()
+        if self._health is not None:
+            self._health.turned_at = now
+        next_sign_of_life_s = self._watchdog.feed(now)
         deadline = self._ring.next_deadline()
         waits = [longest_s] if longest_s is not None else []
+        if next_sign_of_life_s is not None:
+            waits.append(next_sign_of_life_s)
         if deadline is not None:
             waits.append(max(0.0, deadline - now))
         if more or self._stop_reason is not None:
@@ -206,7 +254,10 @@ class Service:
         )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop(signal.Signals(number).name)
+        if number == signal.SIGHUP:
+            self._reload_wanted = True
+        else:
+            self.stop(signal.Signals(number).name)
 
     def _drain_wakeup(self) -> None:
         while True:
@@ -215,6 +266,23 @@ class Service:
                     return
             except BlockingIOError:
                 return
+
+
+def run_time_changes(quota: SessionQuota, administration: Administration) -> dict[str, Change]:
+    """What puts an option's new value into force, for those that need no restart (`at_run_time` in engramd.options)."""
+
+    def set_budget(wanted: Settings, done: Done) -> None:
+        administration.set_budget(wanted.dram_bytes, lambda fields, refusal: done(refusal))
+
+    def set_share(wanted: Settings, done: Done) -> None:
+        quota.set_share(wanted.uid_share)
+        done(None)
+
+    def set_log(wanted: Settings, done: Done) -> None:
+        log.set_up(wanted.log_level, wanted.log_format)
+        done(None)
+
+    return {"dram": set_budget, "uid_share": set_share, "log_level": set_log, "log_format": set_log}
 
 
 def _describe_tables(tables: list[ServedTable]) -> str:
@@ -227,13 +295,13 @@ def _describe_tables(tables: list[ServedTable]) -> str:
 
 
 def _signal_wakeup(cleanup: ExitStack, handler: Callable[[int, FrameType | None], None]) -> int:
-    """Installs handlers for SIGTERM and SIGINT; returns a descriptor that turns readable with each."""
+    """Installs handlers for SIGTERM, SIGINT and SIGHUP; returns a descriptor that turns readable with each."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     cleanup.callback(os.close, reader)
     cleanup.callback(os.close, writer)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     cleanup.callback(signal.set_wakeup_fd, previous)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         before = signal.signal(number, handler)
         cleanup.callback(signal.signal, number, before)
     return reader

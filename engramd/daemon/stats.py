@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from engramd import __version__
 from engramd._engine import lib
 from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine, injected_faults
+from engramd.daemon.reconfigure import Reconfigure
 
 LATENCY_CLASSES = ("1-256", "257-4096", "4097-65536", "65537-")
 _LAYER_COUNTERS = (
@@ -29,12 +31,25 @@ _LAYER_COUNTERS = (
 class Statistics:
     """Assembles the object from the engine's counters. Any thread; reading smaps takes a while in a large process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, configuration: Reconfigure, session_name: Callable[[int], str]) -> None:
+        """session_name: what the client of a session calls itself; "" where it is gone."""
         self._engine = engine
+        self._configuration = configuration
+        self._session_name = session_name
         self._started_at = time.monotonic()
         self._is_fault_build = injected_faults() is not None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, histograms: bool = False) -> dict[str, Any]:
+        """The object; with histograms also every latency since the start, in buckets."""
+        stats = self._counters()
+        if histograms:
+            stats["latency_histogram_ns"] = {
+                name: dict(zip(("sum", "buckets"), self._engine.latency_histogram(index), strict=True))
+                for index, name in enumerate(LATENCY_CLASSES)
+            }
+        return stats
+
+    def _counters(self) -> dict[str, Any]:
         counters = self._engine.counters()
         return {
             "version": __version__,
@@ -42,6 +57,8 @@ class Statistics:
             "pid": os.getpid(),
             "fault_build": self._is_fault_build,
             "faults": injected_faults() or {},
+            "config_file": self._configuration.file,
+            "config": self._configuration.settings.as_json(),
             "tables": self._tables(),
             "dram": {
                 "budget_bytes": counters["budget_bytes"],
@@ -73,6 +90,8 @@ class Statistics:
             },
             "sessions": [
                 {
+                    "session": session["session"],
+                    "name": self._session_name(session["session"]),
                     "pid": session["pid"],
                     "uid": session["uid"],
                     "since_s": round(session["since_s"], 3),

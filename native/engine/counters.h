@@ -40,13 +40,24 @@ class LatencyHistogram {
   static constexpr std::uint32_t kSteps = 16;
   static constexpr std::uint32_t kBuckets = 64 * kSteps;
 
-  void add(std::uint64_t nanoseconds) { buckets_[bucket(nanoseconds)].add(1); }
+  void add(std::uint64_t nanoseconds) {
+    buckets_[bucket(nanoseconds)].add(1);
+    sum_.add(nanoseconds);
+  }
   std::uint64_t read(std::uint32_t bucket) const { return buckets_[bucket].read(); }
+  std::uint64_t sum() const { return sum_.read(); }
 
   static std::uint32_t bucket(std::uint64_t value) {
     if (value < kSteps) return static_cast<std::uint32_t>(value);
     const auto power = static_cast<std::uint32_t>(std::bit_width(value)) - 1;  // >= 4
     return (power - 3) * kSteps + static_cast<std::uint32_t>((value >> (power - 4)) & (kSteps - 1));
+  }
+  // The first value above a bucket's range, in nanoseconds.
+  static std::uint64_t end(std::uint32_t bucket) {
+    if (bucket < kSteps) return bucket + 1;
+    const std::uint32_t power = bucket / kSteps + 3;
+    if (power >= 63 && bucket % kSteps == kSteps - 1) return ~std::uint64_t{0};
+    return (std::uint64_t{1} << (power - 4)) * (kSteps + bucket % kSteps + 1);
   }
   // The middle of a bucket's range, in nanoseconds.
   static double middle(std::uint32_t bucket) {
@@ -58,6 +69,7 @@ class LatencyHistogram {
 
  private:
   std::array<Counter, kBuckets> buckets_;
+  Counter sum_;
 };
 
 inline std::uint32_t latency_class(std::uint64_t rows) {

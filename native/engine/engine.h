@@ -39,6 +39,8 @@ class Engine {
   std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity);
   std::uint64_t session_counters(engram_session_counters* counters, std::uint64_t capacity);
   void read_counters(engram_engine_counters* counters);
+  std::uint64_t latency_histogram(std::uint32_t latency_class, engram_latency_bucket* buckets, std::uint64_t capacity,
+                                  std::uint64_t* sum_ns) const;  // engine_latency.cpp
 
   bool drain(std::uint32_t timeout_ms);
   EngineShared& shared() { return shared_; }

@@ -137,6 +137,11 @@ void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* 
   });
 }
 
+uint64_t engram_engine_latency_histogram(engram_engine* engine, uint32_t latency_class, engram_latency_bucket* buckets,
+                                         uint64_t capacity, uint64_t* sum_ns) {
+  return engine->engine->latency_histogram(latency_class, buckets, capacity, sum_ns);
+}
+
 uint64_t engram_fault_report(char* text, uint64_t text_bytes) {
   const std::string report = engram::fault_report();
   put_text(report, text, text_bytes);

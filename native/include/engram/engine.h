@@ -94,6 +94,11 @@ typedef struct engram_latency {
   double p999_us;
 } engram_latency;
 
+typedef struct engram_latency_bucket {
+  uint64_t end_ns; /* first latency above the bucket; the one below it ends at most 1/16 earlier */
+  uint64_t count;
+} engram_latency_bucket;
+
 typedef struct engram_engine_counters {
   uint64_t budget_bytes;
   uint64_t used_bytes;     /* touched row slots, resident rows and metadata */
@@ -189,6 +194,10 @@ int engram_engine_request(engram_engine* engine, const engram_request* request, 
 uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counters* counters, uint64_t capacity);
 uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_counters* counters, uint64_t capacity);
 void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* counters);
+/* Latencies of a class (0 .. ENGRAM_LATENCY_CLASSES - 1) since the start, without its empty buckets: fills `buckets` up
+ * to capacity, shortest first, and the sum of all latencies; returns how many there are. */
+uint64_t engram_engine_latency_histogram(engram_engine* engine, uint32_t latency_class, engram_latency_bucket* buckets,
+                                         uint64_t capacity, uint64_t* sum_ns);
 
 /* In a build that can inject disk faults (for tests), "short=3 eintr=0 ...": the faults injected so far. Returns the
  * text's length, 0 in an ordinary build. */

@@ -1,0 +1,1 @@
+"""The daemon's counters in the text format that Prometheus scrapes."""

@@ -1,0 +1,214 @@
+"""The daemon's options in one table: name, unit, range, default, meaning, and the check of a value.
+
+`engramd serve --help`, the configuration file's reader, the effective configuration in the statistics, `reload
+--config` and docs/configuration.md all come from here. An option is added by a field of `engramd.config.Settings`,
+which has its default, and an entry of OPTIONS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engramd.errors import EngramdError
+from engramd.sizes import MAX_SIZE_BYTES, format_size, parse_size
+
+MAX_WORKERS = 64  # ENGRAM_MAX_WORKERS
+MAX_SESSIONS = 1 << 16
+MIN_ARENA_BYTES = 1 << 20
+READERS = ("auto", "io_uring", "pread")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True)
+class Check:
+    """`convert(value, where)` gives the checked value or raises EngramdError; `allowed` says in words what passes."""
+
+    allowed: str
+    convert: Callable[[Any, str], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: `key` in the file and, with dashes, the flag; `attribute` of Settings."""
+
+    key: str
+    attribute: str
+    metavar: str
+    check: Check
+    meaning: str
+    default_text: str = ""  # where the value of Settings does not speak for itself
+    at_run_time: bool = False  # `reload --config` and SIGHUP apply a change; else it takes a restart
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+    def shown(self, value: Any) -> str:
+        """A value as one would write it into the file."""
+        if value is None:
+            return "none"
+        return exact_size(value) if self.attribute.endswith("_bytes") else str(value)
+
+
+def exact_size(size_bytes: int) -> str:
+    """A size in the largest binary unit that divides it: `1GiB`, `1000`."""
+    for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size_bytes and size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{unit}"
+    return str(size_bytes)
+
+
+def size(minimum_bytes: int) -> Check:
+    """A size in bytes, as an integer or a text such as '512MiB'."""
+
+    def convert(value: Any, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise EngramdError(f"{where}: {value!r} is not a size (a number of bytes, or for example '512MiB')")
+        try:
+            parsed = parse_size(str(value))
+        except EngramdError as error:
+            raise EngramdError(f"{where}: {error}") from None
+        if parsed < minimum_bytes:
+            raise EngramdError(f"{where}: {value} is below the minimum of {format_size(minimum_bytes)}")
+        return parsed
+
+    assert MAX_SIZE_BYTES == (1 << 63) - 1
+    return Check(f"bytes: {exact_size(minimum_bytes)} to 8 EiB", convert)
+
+
+def integer(minimum: int, maximum: int, unit: str) -> Check:
+    """An integer of a range, as a number or a text of digits."""
+
+    def convert(value: Any, where: str) -> int:
+        number: int | None = None
+        if isinstance(value, int) and not isinstance(value, bool):
+            number = value
+        elif isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
+            number = int(value)
+        if number is None or not minimum <= number <= maximum:
+            raise EngramdError(f"{where}: {value!r} is not an integer from {minimum} to {maximum}")
+        return number
+
+    return Check(f"{unit}: {minimum} to {maximum}", convert)
+
+
+def choice(*choices: str) -> Check:
+    """One of some words."""
+
+    def convert(value: Any, where: str) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise EngramdError(f"{where}: {value!r} is none of {', '.join(choices)}")
+        return value
+
+    return Check(", ".join(choices), convert)
+
+
+def _path(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise EngramdError(f"{where}: {value!r} is not a path")
+    return value
+
+
+def loopback_endpoint(value: Any, where: str) -> str:
+    """Checks `host:port` of an endpoint without encryption: numeric loopback addresses and `localhost` alone."""
+    host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not separator or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise EngramdError(f"{where}: {value!r} is not host:port with a port from 1 to 65535")
+    if not re.fullmatch(r"127(\.[0-9]{1,3}){3}|localhost|\[::1\]", host):
+        raise EngramdError(
+            f"{where}: {host!r} is not a loopback address: this endpoint is neither encrypted nor authenticated, so it "
+            "is bound to 127.0.0.1, [::1] or localhost only; reach it from elsewhere through a tunnel"
+        )
+    return f"127.0.0.1:{port}" if host == "localhost" else str(value)
+
+
+PATH = Check("a path", _path)
+LOOPBACK = Check("host:port, loopback addresses only", loopback_endpoint)
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "socket",
+        "socket",
+        "PATH",
+        PATH,
+        "control socket; PATH.ring beside it is the ring socket",
+        default_text="$ENGRAMD_SOCKET, /run/engramd/engramd.sock, $XDG_RUNTIME_DIR/engramd.sock",
+    ),
+    Option("tcp", "tcp", "HOST:PORT", LOOPBACK, "control over TCP too, for clients without shared memory"),
+    Option(
+        "metrics",
+        "metrics",
+        "HOST:PORT",
+        LOOPBACK,
+        "HTTP endpoint with /metrics for Prometheus, /livez and /readyz",
+    ),
+    Option(
+        "dram",
+        "dram_bytes",
+        "SIZE",
+        size(0),
+        "budget of rows in DRAM and their index; at the tables' size and above they become resident, 0 caches nothing",
+        at_run_time=True,
+    ),
+    Option("arena", "arena_bytes", "SIZE", size(MIN_ARENA_BYTES), "reply arena of a session"),
+    Option(
+        "arena_limit",
+        "arena_limit_bytes",
+        "SIZE",
+        size(MIN_ARENA_BYTES),
+        "arenas and rings of all sessions together, outside the DRAM budget",
+    ),
+    Option("sessions", "sessions", "N", integer(1, MAX_SESSIONS, "sessions"), "most sessions at once"),
+    Option(
+        "uid_share",
+        "uid_share",
+        "PERCENT",
+        integer(1, 100, "percent"),
+        "share of sessions and of arena_limit that one user may hold",
+        at_run_time=True,
+    ),
+    Option(
+        "workers",
+        "workers",
+        "N",
+        integer(0, MAX_WORKERS, "threads"),
+        "worker threads",
+        default_text="0: chosen by the engine",
+    ),
+    Option(
+        "reader",
+        "reader",
+        "KIND",
+        choice(*READERS),
+        "how pages are read; auto takes io_uring and falls back to pread",
+    ),
+    Option(
+        "state",
+        "state",
+        "DIR",
+        PATH,
+        "directory that keeps the cache's heat over restarts",
+        default_text="$STATE_DIRECTORY, else the heat is not kept",
+    ),
+    Option(
+        "log_level",
+        "log_level",
+        "LEVEL",
+        choice(*LOG_LEVELS),
+        "least severity that is logged",
+        at_run_time=True,
+    ),
+    Option(
+        "log_format",
+        "log_format",
+        "FORMAT",
+        choice(*LOG_FORMATS),
+        "text, or one JSON object a line",
+        at_run_time=True,
+    ),
+)
+BY_KEY = {option.key: option for option in OPTIONS}
