@@ -13,7 +13,7 @@ from engramd.errors import EngramdError
 def settings_of(tmp_path: Path, text: str, **flags: str) -> object:
     path = tmp_path / "engramd.toml"
     path.write_text(text)
-    return settings_from(Flags(config=str(path), **flags))  # type: ignore[arg-type]
+    return settings_from(Flags(config=str(path), **flags))
 
 
 def test_defaults() -> None:
