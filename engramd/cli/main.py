@@ -21,9 +21,10 @@ VERBS = {
     "pack": "turn a checkpoint's tables into a packed table",
     "verify": "check every page of a packed table",
     "serve": "run the daemon",
+    "top": "show who asks a running daemon for what",
     "stats": "show a running daemon's counters",
     "bench": "measure on this machine",
-    "reload": "switch a served table to its newest generation",
+    "reload": "take a table's newest generation, or the configuration file, into use",
     "budget": "change a running daemon's DRAM budget",
     "shutdown": "ask a running daemon to drain and stop",
 }

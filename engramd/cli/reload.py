@@ -1,9 +1,11 @@
-"""`engramd reload TABLE`: switches a served table to the generation that its directory holds now."""
+"""`engramd reload TABLE`: switches a served table to the generation that its directory holds now. `engramd reload
+--config`: has the daemon read its configuration file again."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 TIMEOUT_S = 300.0
 
@@ -12,11 +14,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds the verb's options."""
     parser = subparsers.add_parser(
         "reload",
-        help="switch a served table to its newest generation",
-        description="Requests go on meanwhile; each batch is answered from one generation. Only root and the daemon's "
-        "own user may.",
+        help="take a table's newest generation, or the configuration file, into use",
+        description="With TABLE, switches a served table to its newest generation: requests go on meanwhile, each "
+        "batch is answered from one generation. With --config, the daemon reads its configuration file again, applies "
+        "what can change while it runs and says what takes a restart (status 1). Only root and the daemon's own user "
+        "may.",
     )
-    parser.add_argument("table", metavar="TABLE", help="the table's name in the daemon, or its directory")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("table", metavar="TABLE", nargs="?", help="the table's name in the daemon, or its directory")
+    what.add_argument("--config", action="store_true", help="read the configuration file of the daemon again")
     parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
 
 
@@ -24,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0 once the new generation serves (or the newest one did already). Raises EngramdError."""
     from engramd.cli.control_client import ControlClient
 
+    if args.config:
+        return reload_config(args.socket)
     table = os.path.abspath(args.table) if os.sep in args.table else args.table
     with ControlClient(args.socket, TIMEOUT_S) as client:
         reply = client.ask("reload", table=table)
@@ -35,3 +43,15 @@ def run(args: argparse.Namespace) -> int:
             f"generation {reply['previous_generation']} is gone; identity {reply['identity']}"
         )
     return 0
+
+
+def reload_config(socket: str | None) -> int:
+    """Returns 0 where all of the file is in force now, 1 where something takes a restart. Raises EngramdError."""
+    from engramd.cli.control_client import ControlClient
+
+    with ControlClient(socket, TIMEOUT_S) as client:
+        reply = client.ask("reload_config")
+    print("\n".join(reply["applied"]) or "nothing has changed that can change while the daemon runs")
+    for sentence in reply["not_applied"]:
+        print(f"engramd: {sentence}", file=sys.stderr)
+    return 1 if reply["not_applied"] else 0

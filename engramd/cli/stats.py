@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from engramd.errors import EngramdError
@@ -13,14 +15,33 @@ from engramd.sizes import format_size
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the verb's options."""
-    parser = subparsers.add_parser("stats", help="show a running daemon's counters")
+    parser = subparsers.add_parser(
+        "stats",
+        help="show a running daemon's counters",
+        description="Shows all counters once. With --interval, one line an interval: rows and requests a second, DRAM "
+        "hits of the rows looked up, reads of the NVMe tier (4 KiB each) and reads in flight, DRAM in use, sessions, "
+        "requests waiting, and p50 and p99 of the interval's requests by their number of rows.",
+    )
     parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
     parser.add_argument("--json", action="store_true", help="one JSON object (one for each line with --interval)")
-    parser.add_argument("--interval", metavar="S", type=_interval, help="repeat every S seconds until interrupted")
-    parser.add_argument("--timeout", metavar="S", type=_interval, default=5.0, help="wait this long (default: 5)")
+    parser.add_argument(
+        "--interval", metavar="S", type=interval_argument, help="a line every S seconds until interrupted"
+    )
+    parser.add_argument("--count", metavar="N", type=count_argument, help="with --interval: end after N lines")
+    parser.add_argument(
+        "--timeout", metavar="S", type=interval_argument, default=5.0, help="wait this long (default: 5)"
+    )
 
 
-def _interval(text: str) -> float:
+def count_argument(text: str) -> int:
+    """A number of lines or screens."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= 10**9):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000000")
+    return int(text)
+
+
+def interval_argument(text: str) -> float:
+    """A time in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -32,20 +53,45 @@ def _interval(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Prints once, or until interrupted. Raises EngramdError where nobody answers."""
+    with sampler(args.socket, args.timeout, histograms=args.interval is not None and not args.json) as sample:
+        if args.interval is None:
+            stats = sample()
+            print(json.dumps(stats) if args.json else report(stats))
+        elif args.json:
+            _print_json(sample, args.interval, args.count)
+        else:
+            from engramd.views import monitor
+
+            monitor.run(sample, args.interval, args.count)
+    return 0
+
+
+@contextmanager
+def sampler(socket: str | None, timeout_s: float, histograms: bool = True) -> Iterator[Callable[[], dict[str, Any]]]:
+    """A function that asks the daemon for its statistics. Raises EngramdError where nobody answers."""
     from engramd.cli.control_client import ControlClient
 
-    with ControlClient(args.socket, args.timeout) as client:
-        while True:
-            started = time.monotonic()
-            stats = client.ask("stats").get("stats")
+    with ControlClient(socket, timeout_s) as client:
+
+        def sample() -> dict[str, Any]:
+            stats = client.ask("stats", histograms=int(histograms)).get("stats")
             if not isinstance(stats, dict):
                 raise EngramdError(f"the daemon at {client.path} answers without statistics")
-            print(json.dumps(stats) if args.json else report(stats), flush=True)
-            if args.interval is None:
-                return 0
-            if not args.json:
-                print()
-            time.sleep(max(0.0, args.interval - (time.monotonic() - started)))
+            return stats
+
+        yield sample
+
+
+def _print_json(sample: Callable[[], dict[str, Any]], interval_s: float, count: int | None) -> None:
+    printed = 0
+    due = time.monotonic()
+    while True:
+        print(json.dumps(sample()), flush=True)
+        printed += 1
+        if printed == count:
+            return
+        due += interval_s
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def report(stats: dict[str, Any]) -> str:
