@@ -1,6 +1,7 @@
 // One request on its way through a worker: private copies of everything the client wrote, and how far it has come.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,14 @@ struct LocalRequest {
   engram_failure outcome{};  // status EMPTY until it is done; under mutex
 };
 
+// A batch whose look-up several workers share (worker_shared.cpp).
+struct SharedLookUp {
+  std::uint32_t block_count = 0;
+  std::atomic<std::uint32_t> next_block{0};
+  std::atomic<std::uint32_t> helpers{0};  // raised under the lock, while the batch is published
+  bool withdrawn = false;                 // the batch's own worker
+};
+
 struct Batch {
   Layer* layer = nullptr;                      // in use by this batch from begin_batch on
   std::shared_ptr<const Placement> placement;  // of the layer when the batch began
@@ -42,10 +51,12 @@ struct Batch {
   std::vector<std::uint8_t> missed;  // by position: its row had to be read
   Destination destination;
   RowCopier copier = nullptr;
+  bool all_in_dram = false;  // decided when it began: all rows are resident
   bool has_duplicates = false;
   bool prefetch = false;
   bool warm = false;  // a prefetch of the daemon's own, answered when its rows are there
 
+  std::unique_ptr<SharedLookUp> shared;
   std::uint32_t next_row = 0;  // look-ups done so far
   bool looked_up = false;
   MissPages pages;
@@ -77,7 +88,8 @@ struct Batch {
     local.reset();
     request = {};
     destination = {};
-    has_duplicates = prefetch = warm = looked_up = queued = false;
+    shared.reset();
+    all_in_dram = has_duplicates = prefetch = warm = looked_up = queued = false;
     next_row = next_page = pages_open = 0;
     pages.clear();
     rows_zero = rows_distinct = hits = misses = rows_failed = page_reads = 0;

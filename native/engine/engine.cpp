@@ -119,6 +119,7 @@ bool Engine::start(std::string& error) {
       return false;
     }
   }
+  for (const auto& worker : workers_) shared_.workers.push_back(worker.get());
   if (loader_ != nullptr) loader_->start();
   started_ = true;
   return true;

@@ -69,6 +69,12 @@ void Worker::add_local(std::shared_ptr<LocalRequest> request) {
   post({nullptr, 0, std::move(request)});
 }
 
+void Worker::wake_if_asleep() {
+  if (!asleep_.load(std::memory_order_seq_cst)) return;
+  const std::lock_guard lock(reader_mutex_);
+  if (reader_ != nullptr) reader_->wake();
+}
+
 bool Worker::open_reader(std::string& error) {
   const std::uint32_t buffer_count = options_.in_flight_cap + options_.in_flight_cap / 2;
   buffers_ = std::make_unique<PageBuffers>(buffer_count, options_.page_bytes);
@@ -155,15 +161,18 @@ bool Worker::anything_submitted() const {
 }
 
 void Worker::sleep() {
+  asleep_.store(true, std::memory_order_seq_cst);
   shared_.state->set_asleep(options_.index, true);
   const std::uint32_t in_flight = in_flight_.load(std::memory_order_relaxed);
   // The flag is up before the last look at the tails and the mail: whoever comes later rings.
-  if (!has_mail_.load(std::memory_order_seq_cst) && !stop_.load(std::memory_order_seq_cst) && !anything_submitted()) {
+  if (shared_.shared_batches.load(std::memory_order_seq_cst) == 0 && !has_mail_.load(std::memory_order_seq_cst) &&
+      !stop_.load(std::memory_order_seq_cst) && !anything_submitted()) {
     // While a small batch waits, every completion may be its last.
     const std::uint32_t several = small_open_ > 0 ? 1 : std::clamp(in_flight / 8, 1u, 8u);
     reader_->wait(in_flight == 0 ? 0 : several);
   }
   shared_.state->set_asleep(options_.index, false);
+  asleep_.store(false, std::memory_order_seq_cst);
 }
 
 bool Worker::take_mail() {

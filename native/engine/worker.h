@@ -29,6 +29,8 @@
 
 namespace engram {
 
+class Worker;
+
 // What all workers of an engine share.
 struct EngineShared {
   static constexpr std::uint32_t kMaxHandles = 1u << 14;
@@ -38,6 +40,12 @@ struct EngineShared {
   std::unique_ptr<StatePage> state;
   EventQueue events;
   std::atomic<bool> stopping{false};
+  std::vector<Worker*> workers;  // set before the first session
+
+  // Large batches whose blocks any worker may take, oldest first.
+  std::mutex sharing_mutex;
+  std::vector<Batch*> sharing;                   // under sharing_mutex
+  std::atomic<std::uint32_t> shared_batches{0};  // its size; a hint
 
   Layer* layer(std::uint32_t handle) const {
     if (handle < 1 || handle > kMaxHandles) return nullptr;
@@ -69,6 +77,8 @@ class Worker {
   void add_session(std::unique_ptr<RingSession> session);
   void close_session(std::uint64_t session);
   void add_local(std::shared_ptr<LocalRequest> request);
+  // Ends the worker's sleep, if it sleeps, so that it sees a shared batch.
+  void wake_if_asleep();
   std::uint64_t open_requests() const { return open_requests_.load(std::memory_order_seq_cst); }
   std::uint32_t reads_in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
   bool reads_with_io_uring() const { return io_uring_.load(std::memory_order_relaxed); }
@@ -118,9 +128,18 @@ class Worker {
   // worker_lookup.cpp: rows in DRAM
   bool look_up_next_large();
   void look_up_block(Batch& batch);
-  void find_sources(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources);
+  void find_sources(const Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources);
+  void account(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources);
   void miss(Batch& batch, std::uint32_t position);
   void end_look_up(Batch& batch);
+
+  // worker_shared.cpp: large batches, several workers
+  void share(Batch& batch);
+  void withdraw(Batch& batch);
+  void look_up_shared_block(Batch& batch);
+  bool copy_shared_block(Batch& batch);
+  bool help_with_block();
+  void account_shared(Batch& batch);
 
   // worker_pages.cpp: rows on the drive
   void queue_pages(Batch& batch);
@@ -139,6 +158,7 @@ class Worker {
 
   std::mutex mail_mutex_;
   std::vector<Mail> mail_;             // under mail_mutex_
+  std::atomic<bool> asleep_{false};    // sequentially consistent
   std::atomic<bool> has_mail_{false};  // set under mail_mutex_, sequentially consistent
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t> open_requests_{0};

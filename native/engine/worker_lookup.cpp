@@ -5,14 +5,27 @@
 
 namespace engram {
 
-// One block of the oldest large batch, or, where there is none, of the oldest prefetch.
+// One block of the oldest large batch, or of a batch that another worker shares, or of the oldest prefetch.
 bool Worker::look_up_next_large() {
-  std::deque<Batch*>& queue = looking_up_.empty() ? looking_up_prefetch_ : looking_up_;
-  if (queue.empty()) return false;
-  Batch* batch = queue.front();
+  if (!looking_up_.empty()) {
+    Batch* batch = looking_up_.front();
+    if (batch->shared != nullptr) {
+      look_up_shared_block(*batch);
+    } else {
+      look_up_block(*batch);
+    }
+    if (batch->looked_up) {
+      looking_up_.pop_front();
+      if (batch->finished()) complete(batch);
+    }
+    return true;
+  }
+  if (shared_.shared_batches.load(std::memory_order_relaxed) != 0 && help_with_block()) return true;
+  if (looking_up_prefetch_.empty()) return false;
+  Batch* batch = looking_up_prefetch_.front();
   look_up_block(*batch);
   if (batch->looked_up) {
-    queue.pop_front();
+    looking_up_prefetch_.pop_front();
     if (batch->finished()) complete(batch);
   }
   return true;
@@ -25,6 +38,7 @@ void Worker::look_up_block(Batch& batch) {
   RowCache* cache = batch.placement->cache.get();
   if (cache != nullptr) cache->enter(options_.index);
   find_sources(batch, begin, count, sources);
+  if (!batch.all_in_dram) account(batch, begin, count, sources);
   if (!batch.prefetch) batch.copier(sources, count, batch.destination, begin);
   if (cache != nullptr) cache->leave(options_.index);
   batch.next_row += count;
@@ -32,54 +46,54 @@ void Worker::look_up_block(Batch& batch) {
   if (batch.next_page < batch.pages.size()) queue_pages(batch);
 }
 
-// For each position of the block: where its row lies in DRAM, or null where it must be read (it is then among the
-// batch's misses). Inside the cache's epoch.
-void Worker::find_sources(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
+// For each position of the block: where its row lies in DRAM, or null where it is not there. Inside the cache's epoch.
+// Changes nothing of the batch: several workers may be at different blocks of it.
+void Worker::find_sources(const Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
   const Layer& layer = *batch.layer;
   const ResidentRows* resident = batch.placement->resident.get();
   RowCache* cache = batch.placement->cache.get();
   const std::int64_t* ids = batch.ids.data() + begin;
-  if (resident != nullptr && resident->complete()) {
-    std::uint64_t zeros = 0;
+  const std::uint8_t* zeros = batch.prefetch ? nullptr : zero_row_.data();
+  if (batch.all_in_dram) {
     for (std::uint32_t i = 0; i < count; ++i) {
-      sources[i] = ids[i] < 0 ? zero_row_.data() : resident->row(static_cast<std::uint64_t>(ids[i]));
-      zeros += ids[i] < 0 ? 1 : 0;
+      sources[i] = ids[i] < 0 ? zeros : resident->row(static_cast<std::uint64_t>(ids[i]));
     }
-    batch.hits += count - zeros;
     return;
   }
-
   if (resident != nullptr) {
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto row = static_cast<std::uint64_t>(ids[i]);
-      sources[i] = ids[i] >= 0 && resident->has_page(layer.page_of(row)) ? resident->row(row) : nullptr;
+      sources[i] = ids[i] < 0 ? zeros : resident->has_page(layer.page_of(row)) ? resident->row(row) : nullptr;
     }
-  } else if (cache != nullptr) {
-    std::uint64_t keys[RowCache::kBlockRows] = {};
-    std::uint32_t candidates[RowCache::kBlockRows];
-    // Row id -1 makes a key that no row has.
-    for (std::uint32_t i = 0; i < count; ++i) {
-      keys[i] = RowCache::key(layer.handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
-    }
-    cache->find_block(keys, count, candidates);
-    constexpr std::uint32_t kDistance = 12;
-    for (std::uint32_t i = 0; i < std::min(count, kDistance); ++i) {
-      if (candidates[i] != 0) cache->prefetch(candidates[i]);
-    }
-    for (std::uint32_t i = 0; i < count; ++i) {
-      if (i + kDistance < count && candidates[i + kDistance] != 0) cache->prefetch(candidates[i + kDistance]);
-      sources[i] = candidates[i] != 0 ? cache->row(candidates[i], keys[i]) : nullptr;
-    }
-  } else {
-    std::fill_n(sources, count, nullptr);
+    return;
   }
-
+  if (cache == nullptr) {
+    for (std::uint32_t i = 0; i < count; ++i) sources[i] = ids[i] < 0 ? zeros : nullptr;
+    return;
+  }
+  std::uint64_t keys[RowCache::kBlockRows] = {};
+  std::uint32_t candidates[RowCache::kBlockRows];
+  // Row id -1 makes a key that no row has.
   for (std::uint32_t i = 0; i < count; ++i) {
+    keys[i] = RowCache::key(layer.handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
+  }
+  cache->find_block(keys, count, candidates);
+  constexpr std::uint32_t kDistance = 12;
+  for (std::uint32_t i = 0; i < std::min(count, kDistance); ++i) {
+    if (candidates[i] != 0) cache->prefetch(candidates[i]);
+  }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (i + kDistance < count && candidates[i + kDistance] != 0) cache->prefetch(candidates[i + kDistance]);
+    sources[i] = ids[i] < 0 ? zeros : candidates[i] != 0 ? cache->row(candidates[i], keys[i]) : nullptr;
+  }
+}
+
+// Counts the block's hits and misses and makes the misses wait for their pages. Only the batch's own worker.
+void Worker::account(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
+  const std::int64_t* ids = batch.ids.data() + begin;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (ids[i] < 0) continue;
     const std::uint32_t position = begin + i;
-    if (ids[i] < 0) {
-      sources[i] = batch.prefetch ? nullptr : zero_row_.data();
-      continue;
-    }
     if (batch.prefetch) {
       if (sources[i] == nullptr) miss(batch, position);
       continue;
@@ -118,6 +132,7 @@ void Worker::miss(Batch& batch, std::uint32_t position) {
 // No position will be added any more: pages that had arrived early give their buffers back.
 void Worker::end_look_up(Batch& batch) {
   batch.looked_up = true;
+  if (batch.all_in_dram) batch.hits = batch.row_count() - batch.rows_zero;
   for (std::uint32_t i = 0; i < batch.next_page; ++i) {
     MissPage& page = batch.pages.at(i);
     if (page.state != MissPage::State::arrived) continue;

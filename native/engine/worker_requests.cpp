@@ -245,13 +245,13 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
   }
   batch.copier = choose_copier(batch.destination.value_bytes, batch.destination.scale_bytes);
   last_demand_ns_ = static_cast<std::int64_t>(batch.taken_ns);
-  const bool all_in_dram = placement.resident != nullptr && placement.resident->complete();
-  if (!all_in_dram) {
+  batch.all_in_dram = placement.resident != nullptr && placement.resident->complete();
+  if (!batch.all_in_dram) {
     batch.first.resize(count);
     batch.missed.assign(count, 0);
   }
-  batch.rows_distinct = distinct_.find(batch.ids.data(), count, all_in_dram ? nullptr : batch.first.data());
-  batch.has_duplicates = !all_in_dram && batch.rows_distinct + zeros < count;
+  batch.rows_distinct = distinct_.find(batch.ids.data(), count, batch.all_in_dram ? nullptr : batch.first.data());
+  batch.has_duplicates = !batch.all_in_dram && batch.rows_distinct + zeros < count;
 
   if (count <= kSmallRows) {
     while (!batch.looked_up) look_up_block(batch);
@@ -261,6 +261,7 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
       ++small_open_;
     }
   } else {
+    share(batch);
     looking_up_.push_back(&batch);
   }
 }

@@ -20,6 +20,7 @@ TEST_CASE("concurrent clients get exact rows while the cache churns") {
   for (const std::uint32_t reader : {ENGRAM_READER_AUTO, ENGRAM_READER_PREAD}) {
     engram_engine_options options = small_options(60'000);
     options.workers = 2;
+    options.arena_bytes = 32 << 20;  // so that a batch can be large enough to be shared by both workers
     options.reader = reader;
     options.in_flight_cap = 32;
     TestEngine engine({&table}, options);
@@ -34,20 +35,21 @@ TEST_CASE("concurrent clients get exact rows while the cache churns") {
           std::vector<std::int64_t> ids[3];
           const std::uint32_t count = 1 + static_cast<std::uint32_t>(random() % 3);
           for (std::uint32_t slot = 0; slot < count; ++slot) {
-            ids[slot].resize(1 + random() % (random() % 4 == 0 ? 1200 : 100));
+            const std::uint64_t size_kind = random() % 12;
+            ids[slot].resize(1 + random() % (size_kind == 0 ? 9000 : size_kind < 4 ? 1200 : 100));
             for (auto& id : ids[slot]) {
               const std::uint64_t kind = random() % 8;
               id = kind == 0 ? -1 : static_cast<std::int64_t>(kind < 5 ? random() % 50 : random() % 6000);
             }
             const bool prefetch = random() % 8 == 0;
-            client.prepare(slot, engine.handles[0], ids[slot], std::uint64_t{slot} * 16384, std::uint64_t{slot} << 20,
+            client.prepare(slot, engine.handles[0], ids[slot], std::uint64_t{slot} * 131072, std::uint64_t{slot} << 23,
                            ENGRAM_LAYOUT_PACKED, prefetch ? ENGRAM_OPERATION_PREFETCH : ENGRAM_OPERATION_FETCH);
             if (prefetch) ids[slot].clear();
             client.submit_only(slot);
           }
           for (std::uint32_t slot = 0; slot < count; ++slot) {
             if (client.wait(slot) != ENGRAM_STATUS_OK ||
-                !reply_is(table, client.reply(std::uint64_t{slot} << 20), ids[slot])) {
+                !reply_is(table, client.reply(std::uint64_t{slot} << 23), ids[slot])) {
               wrong.fetch_add(1);
             }
             batches.fetch_add(1);

@@ -1,4 +1,5 @@
 // The engine over a real file: rows, errors, counters, sessions.
+#include <algorithm>
 #include <random>
 
 #include "engine_fixture.h"
@@ -196,6 +197,40 @@ TEST_CASE("a budget that covers the table makes it resident") {
   CHECK(reply_is(table, client.reply(0), ids));
   CHECK(engine.counters().nvme_reads == reads);
   CHECK(engine.counters().background_reads == 2000);
+}
+
+TEST_CASE("large batches shared by several workers are exact, and counted once") {
+  const TableFile table(40'000);
+  for (const std::uint64_t budget : {std::uint64_t{0}, std::uint64_t{2'000'000}, std::uint64_t{40'000} * 264}) {
+    engram_engine_options options = small_options(budget);
+    options.arena_bytes = 64 << 20;
+    options.workers = 3;
+    TestEngine engine({&table}, options);
+    BareClient client(engine.get());
+    if (budget == 40'000 * 264) REQUIRE(eventually([&] { return engine.counters().tier == ENGRAM_TIER_RESIDENT; }));
+    std::mt19937_64 random(budget);
+    std::uint64_t rows = 0;
+    for (int round = 0; round < 10; ++round) {
+      const auto ids = random_ids(random, 4096 + random() % 30'000, 40'000);
+      const engram_layer_counters before = engine.counters();
+      REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+      REQUIRE(reply_is(table, client.reply(0), ids));
+      rows += ids.size();
+      const engram_layer_counters after = engine.counters();
+      std::vector<std::int64_t> distinct(ids);
+      std::sort(distinct.begin(), distinct.end());
+      distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+      CHECK(after.rows_unique - before.rows_unique == distinct.size() - 1);  // without -1
+      if (budget == 0) {
+        for (auto& id : distinct) id = id < 0 ? -1 : id / 15;
+        distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+        CHECK(after.nvme_reads - before.nvme_reads == distinct.size() - 1);
+      }
+    }
+    CHECK(engine.counters().rows == rows);
+    CHECK(counters_add_up(engine.counters()));
+    CHECK(engine.counters().requests == 10);
+  }
 }
 
 TEST_CASE("prefetch brings rows into the cache") {

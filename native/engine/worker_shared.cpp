@@ -1,0 +1,102 @@
+// Large batches are looked up by several workers: blocks are handed out by a counter, hits are copied by whoever took
+// the block, and the batch's own worker then accounts for all of it and reads what was missing.
+//
+// Lifetime: a helper registers under the lock while the batch is published, and the batch's own worker ends it only
+// after it has withdrawn it and every helper has left.
+#include <algorithm>
+
+#include "engine/worker.h"
+
+namespace engram {
+namespace {
+
+constexpr std::uint32_t kMinSharedRows = 8 * RowCache::kBlockRows;  // below that a wake-up costs more than it brings
+
+}  // namespace
+
+void Worker::share(Batch& batch) {
+  if (shared_.workers.size() < 2 || batch.prefetch || batch.row_count() < kMinSharedRows) return;
+  batch.shared = std::make_unique<SharedLookUp>();
+  batch.shared->block_count = (batch.row_count() + RowCache::kBlockRows - 1) / RowCache::kBlockRows;
+  {
+    const std::lock_guard lock(shared_.sharing_mutex);
+    shared_.sharing.push_back(&batch);
+    shared_.shared_batches.store(static_cast<std::uint32_t>(shared_.sharing.size()), std::memory_order_seq_cst);
+  }
+  for (Worker* worker : shared_.workers) {
+    if (worker != this) worker->wake_if_asleep();
+  }
+}
+
+void Worker::withdraw(Batch& batch) {
+  const std::lock_guard lock(shared_.sharing_mutex);
+  std::erase(shared_.sharing, &batch);
+  shared_.shared_batches.store(static_cast<std::uint32_t>(shared_.sharing.size()), std::memory_order_seq_cst);
+}
+
+// The batch's own worker: a block, or, once all are taken, the end.
+void Worker::look_up_shared_block(Batch& batch) {
+  SharedLookUp& shared = *batch.shared;
+  if (copy_shared_block(batch)) return;
+  if (!shared.withdrawn) {
+    withdraw(batch);
+    shared.withdrawn = true;
+  }
+  // Acquire: what the helpers wrote is there once they have left.
+  if (shared.helpers.load(std::memory_order_acquire) != 0) return;
+  if (!batch.all_in_dram) account_shared(batch);
+  batch.shared.reset();
+  batch.next_row = batch.row_count();
+  end_look_up(batch);
+  if (batch.next_page < batch.pages.size()) queue_pages(batch);
+}
+
+// Any worker: takes the next block of the batch and copies what is in DRAM. False where no block is left.
+bool Worker::copy_shared_block(Batch& batch) {
+  SharedLookUp& shared = *batch.shared;
+  const std::uint32_t block = shared.next_block.fetch_add(1, std::memory_order_relaxed);
+  if (block >= shared.block_count) return false;
+  const std::uint32_t begin = block * RowCache::kBlockRows;
+  const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
+  const std::uint8_t* sources[RowCache::kBlockRows];
+  RowCache* cache = batch.placement->cache.get();
+  if (cache != nullptr) cache->enter(options_.index);
+  find_sources(batch, begin, count, sources);
+  batch.copier(sources, count, batch.destination, begin);
+  if (cache != nullptr) cache->leave(options_.index);
+  if (!batch.all_in_dram) {
+    for (std::uint32_t i = 0; i < count; ++i) batch.missed[begin + i] = sources[i] == nullptr ? 1 : 0;
+  }
+  return true;
+}
+
+// Another worker: one block of the oldest shared batch.
+bool Worker::help_with_block() {
+  Batch* batch = nullptr;
+  {
+    const std::lock_guard lock(shared_.sharing_mutex);
+    if (shared_.sharing.empty()) return false;
+    batch = shared_.sharing.front();
+    batch->shared->helpers.fetch_add(1, std::memory_order_relaxed);
+  }
+  const bool copied = copy_shared_block(*batch);
+  // Release: the owner sees what was copied. The batch must not be touched afterwards.
+  batch->shared->helpers.fetch_sub(1, std::memory_order_release);
+  return copied;
+}
+
+// As account(), over the whole batch, for rows that are copied already where they were found.
+void Worker::account_shared(Batch& batch) {
+  for (std::uint32_t position = 0; position < batch.row_count(); ++position) {
+    if (batch.ids[position] < 0) continue;
+    const bool found = batch.missed[position] == 0;
+    bool missed = !found;
+    if (batch.has_duplicates && batch.first[position] != position) missed = batch.missed[batch.first[position]] != 0;
+    batch.missed[position] = missed ? 1 : 0;
+    batch.misses += missed ? 1 : 0;
+    batch.hits += missed ? 0 : 1;
+    if (!found) miss(batch, position);
+  }
+}
+
+}  // namespace engram
