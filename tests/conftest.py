@@ -130,12 +130,13 @@ def socket_folder() -> Iterator[str]:
 @pytest.fixture
 def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Callable[..., Daemon]]:
     """`start_daemon(*tables, dram="64MiB", socket=None, environment={}, **options)` starts a daemon and returns a
-    `Daemon` once it is ready. Without tables it serves `table`; options are flags (`arena_limit="1GiB"`)."""
+    `Daemon` once it is ready. Without tables (and without a `config`) it serves `table`; options are flags
+    (`arena_limit="1GiB"`)."""
     started: list[Daemon] = []
 
     def start(
         *tables: str | os.PathLike[str],
-        dram: str = "64MiB",
+        dram: str | None = "64MiB",
         socket: str | None = None,
         environment: dict[str, str] | None = None,
         umask: int = -1,
@@ -143,8 +144,10 @@ def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Ca
     ) -> Daemon:
         number = len(started)
         path = socket or os.path.join(socket_folder, f"s{number}.sock")
-        served = [os.fspath(one) for one in tables or (table,)]
-        command = [*ENGRAMD, "serve", *served, "--socket", path, "--dram", dram]
+        served = [os.fspath(one) for one in tables or (() if "config" in options else (table,))]
+        command = [*ENGRAMD, "serve", *served, "--socket", path]
+        if dram is not None:
+            command += ["--dram", dram]
         for key, value in options.items():
             command += [f"--{key.replace('_', '-')}", str(value)]
         log_path = tmp_path / f"daemon-{number}.log"

@@ -129,9 +129,9 @@ def control_target() -> Callable[[bytes], None]:
     def stop(reason: str) -> None:
         raise AssertionError(f"a stranger stopped the daemon: {reason}")
 
-    verbs = control.Verbs(engine, AtOnce(), dict, Forbidden(), stop)  # type: ignore[arg-type]
+    verbs = control.Verbs(engine, AtOnce(), lambda _: {}, Forbidden(), Forbidden(), stop)  # type: ignore[arg-type]
     endpoint = Replies()
-    names = ["ping", "tables", "fetch", "prefetch", "stats", "shutdown", "reload", "budget", "scrub"]
+    names = ["ping", "tables", "fetch", "prefetch", "stats", "shutdown", "reload", "reload_config", "budget", "scrub"]
     identity = engine.layers[0].table.manifest.identity
 
     def test(raw: bytes) -> None:
@@ -171,8 +171,7 @@ def handshake_target() -> Callable[[bytes], None]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(f"{tempfile.mkdtemp(prefix='engram-fuzz-')}/s.ring")
     listening.listen()
-    settings = Settings()
-    quota = session_quota.SessionQuota(settings.sessions, settings.arena_limit_bytes, 2 << 20)
+    quota = session_quota.SessionQuota(Settings(arena_bytes=2 << 20))
     listener = ring_listener.RingListener(listening, engine, catalogue, quota, selector)
     listener._opener = AtOnce()  # type: ignore[assignment]
 
