@@ -53,6 +53,7 @@ class Settings:
     reader: str = "auto"
     log_level: str = "info"
     state: str | None = None
+    scrub_bytes: int = 8 << 20
     log_format: str = "text"
 
     def as_json(self) -> dict[str, Any]:

@@ -191,8 +191,15 @@ OPTIONS: tuple[Option, ...] = (
         "state",
         "DIR",
         PATH,
-        "directory that keeps the cache's heat over restarts",
-        default_text="$STATE_DIRECTORY, else the heat is not kept",
+        "directory that keeps the cache's heat and the place of background verification over restarts",
+        default_text="$STATE_DIRECTORY, else neither is kept",
+    ),
+    Option(
+        "scrub",
+        "scrub_bytes",
+        "SIZE",
+        size(0),
+        "bytes a second that background verification reads, behind all requests; 0: only when it is asked for",
     ),
     Option(
         "log_level",

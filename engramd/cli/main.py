@@ -20,6 +20,7 @@ VERBS = {
     "synth": "write a synthetic checkpoint with the real tensor names and layout",
     "pack": "turn a checkpoint's tables into a packed table",
     "verify": "check every page of a packed table",
+    "repair": "rewrite the bad pages of a packed table",
     "serve": "run the daemon",
     "top": "show who asks a running daemon for what",
     "stats": "show a running daemon's counters",

@@ -26,6 +26,7 @@ from engramd.daemon.administration import Administration
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
 from engramd.daemon.reconfigure import Outcome, Reconfigure
+from engramd.daemon.scrub import Scrubber
 from engramd.daemon.worker_pool import WorkerPool
 
 REQUEST_TIMEOUT_MS = 30_000
@@ -107,6 +108,7 @@ class Verbs:
         statistics: Callable[[bool], dict[str, Any]],
         administration: Administration,
         reconfigure: Reconfigure,
+        scrubber: Scrubber,
         stop: Callable[[str], None],
     ) -> None:
         self._engine = engine
@@ -115,6 +117,7 @@ class Verbs:
         self._reconfigure = reconfigure
         self._stop = stop
         self._administration = administration
+        self._scrubber = scrubber
         self._layers: dict[tuple[str, int], ServedLayer] = {}
         self.refresh()
         self._budget = ByteBudget()
@@ -129,6 +132,7 @@ class Verbs:
             "budget": self._set_budget,
             "reload": self._reload,
             "reload_config": self._reload_config,
+            "scrub": self._scrub,
             "shutdown": self._shutdown,
         }
 
@@ -210,6 +214,17 @@ class Verbs:
                 answer({"applied": outcome.applied, "not_applied": outcome.not_applied}, None)
 
         self._reconfigure(done)
+
+    def _scrub(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        table = request.text("table")
+        if request.integer("start", 0, 1, default=0):
+            self._check_administrator(peer, request)
+            self._scrubber.request(table)
+        layers = self._scrubber.report(table)
+        if not layers:
+            served = ", ".join(sorted({layer.table.name for layer in self._engine.layers}))
+            raise RequestError("UnknownTable", f"no table {table[:127]!r} is served; there is: {served}")
+        peer.endpoint.send(peer, [messages.reply_ok(request, layers=layers)])
 
     @staticmethod
     def _answer(peer: Peer, request: Request) -> Callable[[dict[str, object] | None, str | None], None]:

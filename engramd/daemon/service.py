@@ -82,6 +82,7 @@ class Service:
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
         from engramd.daemon.heat_keeper import HeatKeeper, state_directory
+        from engramd.daemon.scrub import Scrubber
         from engramd.daemon.session_quota import SessionQuota
 
         engine.raise_limits()
@@ -109,9 +110,12 @@ class Service:
         self._turn(0.0)  # a client that waits already gets its memory made while libzmq is loaded
         self._heat = HeatKeeper(self._engine, state_directory(settings.state))
         cleanup.callback(self._heat.close)
+        self._scrubber = Scrubber(self._engine, settings.scrub_bytes, state_directory(settings.state))
+        cleanup.callback(self._scrubber.close)
         self._start_control(quota, cleanup)
         self._tables = tables
         self._heat.start()
+        self._scrubber.start()
 
     def _start_control(self, quota: SessionQuota, cleanup: ExitStack) -> None:
         import zmq
@@ -133,8 +137,10 @@ class Service:
         self._reconfigure = Reconfigure(
             self._flags, self._settings, run_time_changes(quota, administration), self._engine.budget_bytes
         )
-        statistics = Statistics(self._engine, self._reconfigure, self._ring.name_of)
-        verbs = Verbs(self._engine, self._pool, statistics, administration, self._reconfigure, self.stop)
+        statistics = Statistics(self._engine, self._scrubber, self._reconfigure, self._ring.name_of)
+        verbs = Verbs(
+            self._engine, self._pool, statistics, administration, self._reconfigure, self._scrubber, self.stop
+        )
         self._verbs = verbs
         local = ControlEndpoint(context, verbs, knows_peers=True)
         cleanup.callback(local.close)

@@ -11,6 +11,7 @@ from engramd import __version__
 from engramd._engine import lib
 from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine, injected_faults
 from engramd.daemon.reconfigure import Reconfigure
+from engramd.daemon.scrub import Scrubber
 
 LATENCY_CLASSES = ("1-256", "257-4096", "4097-65536", "65537-")
 _LAYER_COUNTERS = (
@@ -31,9 +32,12 @@ _LAYER_COUNTERS = (
 class Statistics:
     """Assembles the object from the engine's counters. Any thread; reading smaps takes a while in a large process."""
 
-    def __init__(self, engine: Engine, configuration: Reconfigure, session_name: Callable[[int], str]) -> None:
+    def __init__(
+        self, engine: Engine, scrubber: Scrubber, configuration: Reconfigure, session_name: Callable[[int], str]
+    ) -> None:
         """session_name: what the client of a session calls itself; "" where it is gone."""
         self._engine = engine
+        self._scrubber = scrubber
         self._configuration = configuration
         self._session_name = session_name
         self._started_at = time.monotonic()
@@ -79,6 +83,7 @@ class Statistics:
                 "in_flight": counters["in_flight"],
                 "prefetch_dropped_rows": counters["prefetch_dropped_rows"],
             },
+            "scrub": self._scrubber.statistics(),
             "latency_us": {
                 name: {
                     "count": latency["count"],

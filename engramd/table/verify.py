@@ -54,7 +54,7 @@ def verify(manifest: Manifest, against: TableSource | None = None, files: Files 
     """Reads the table through (of a sparse table: the pages that exist) and checks it. Raises EngramdError where it
     cannot be read, or where `against` has another geometry; bad pages are in the report."""
     files = files or Files()
-    sources = _matching_layers(manifest, against) if against else {}
+    sources = matching_layers(manifest, against) if against else {}
     report = Report()
     work = _work(manifest)
     formats = {
@@ -169,7 +169,7 @@ def sparse_pages(layer: Layer, rows_per_page: int) -> list[int]:
     return sorted(pages)
 
 
-def _matching_layers(manifest: Manifest, source: TableSource) -> dict[int, SourceLayer]:
+def matching_layers(manifest: Manifest, source: TableSource) -> dict[int, SourceLayer]:
     """The source's layers by number; raises EngramdError unless they are exactly the table's."""
     theirs = {layer.layer: layer for layer in source.layers}
     found = [(part.bytes, part.dtype) for part in manifest.parts]

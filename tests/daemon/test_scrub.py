@@ -1,0 +1,138 @@
+"""Background verification by the daemon: finds damage no request has met, keeps its place, is mended by repair."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = 4096
+
+
+@pytest.fixture
+def copy(table: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "demo"
+    shutil.copytree(table, path)
+    return path
+
+
+def flip(path: Path, page: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(page * PAGE + 1000)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+def test_damage_is_found_reported_and_mended_while_serving(
+    start_daemon: Any, engramd: Callable[..., Any], control: Any, checkpoint: Path, copy: Path
+) -> None:
+    daemon = start_daemon(copy, dram="0")
+    online = ["verify", copy, "--online", "--socket", daemon.socket]
+    good = engramd(*online)
+    assert good.returncode == 0, good.stderr
+    assert "never" not in good.stdout
+    file = copy / "layer-14.g000001.pages"
+    flip(file, 77)
+    flip(file, 78)
+    found = engramd(*online)
+    assert found.returncode == 1
+    assert "layer 14 page 77: row 115" in found.stderr
+    assert "2 pages are bad" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert engramd(*online, "--report").returncode == 1
+    assert engramd("verify", "demo", "--online", "--socket", daemon.socket, "--report").returncode == 1
+    stats = json.loads(engramd("stats", "--socket", daemon.socket, "--json").stdout)
+    assert stats["scrub"]["bad_pages"] == 2
+    assert engramd(*online).returncode == 1
+    assert daemon.log.count("scrubbing finds that page 77") == 1, "once for each page"
+    client = control(daemon.socket)
+    ids = (78 * 15 + 3).to_bytes(4, "little")
+    reply, _ = client.request("fetch", ids, table="demo", layer=14, width=4)
+    assert reply["error"] == "PageCorrupt"
+    mended = engramd("repair", copy, "--from", checkpoint)
+    assert mended.returncode == 0, mended.stderr
+    assert "2 rewritten" in mended.stdout
+    assert client.request("fetch", ids, table="demo", layer=14, width=4)[0]["ok"], "served again without a restart"
+    clean = engramd(*online)
+    assert clean.returncode == 0, clean.stderr
+
+
+def test_the_place_is_kept_over_a_restart(
+    start_daemon: Any, engramd: Callable[..., Any], copy: Path, tmp_path: Path
+) -> None:
+    """A slow pass goes on where it stopped, with what it had found."""
+    pages = (copy / "layer-1.g000001.pages").stat().st_size // PAGE
+    state = tmp_path / "state"
+    flip(copy / "layer-1.g000001.pages", 3)
+    daemon = start_daemon(copy, dram="0", state=str(state))
+    # Begun by hand in the middle, as a stop would leave it: the first minutes of a daemon's life are without scrubbing.
+    assert daemon.stop() == 0
+    saved = json.loads((state / "scrub.json").read_text())
+    assert stat.S_IMODE((state / "scrub.json").stat().st_mode) == 0o600
+    assert saved["version"] == 1
+    manifest = json.loads((copy / "manifest.json").read_text())
+    key = f"{manifest['table_id']}:1:1"
+    saved["layers"][key] = {
+        "position": pages - 10, "passes": 0, "finished_at": 0.0, "bad_pages": 0, "bad": [], "found_pages": 1,
+        "found": [[3, 45]],
+    }  # fmt: skip
+    (state / "scrub.json").write_text(json.dumps(saved))
+    again = start_daemon(copy, dram="0", state=str(state))
+    report = engramd("verify", copy, "--online", "--report", "--socket", again.socket)
+    assert f"now at page {pages - 10}" in report.stdout
+    assert "page 3: row 45" in report.stderr
+    assert again.stop() == 0
+    (state / "scrub.json").write_text("{")
+    third = start_daemon(copy, dram="0", state=str(state))
+    assert "scrubbing begins anew" in third.log
+    assert engramd("verify", copy, "--online", "--socket", third.socket).returncode == 1
+    assert third.stop() == 0
+    saved = json.loads((state / "scrub.json").read_text())
+    assert saved["layers"][key]["passes"] == 1
+    assert [page for page, _ in saved["layers"][key]["bad"]] == [3]
+
+
+def test_a_stranger_may_look_but_not_start(start_daemon: Any, as_nobody: Any, copy: Path) -> None:
+    import msgpack
+    import zmq
+
+    daemon = start_daemon(copy, dram="0")
+    for path in (daemon.socket, daemon.socket + ".ring"):
+        os.chmod(path, 0o666)
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+
+    def ask() -> str:
+        context: zmq.Context[Any] = zmq.Context(1)
+        asking = context.socket(zmq.DEALER)
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.setsockopt(zmq.RCVTIMEO, 20000)
+        asking.connect(f"ipc://{daemon.socket}")
+        texts = []
+        for start in (0, 1):
+            asking.send(msgpack.packb({"v": 1, "id": start, "verb": "scrub", "table": "demo", "start": start}))
+            texts.append(str(msgpack.unpackb(asking.recv())))
+        return "\n".join(texts)
+
+    looked, started = as_nobody(ask).split("\n")
+    assert "'ok': True" in looked
+    assert "not permitted to uid 65534" in started
+
+
+def test_scrubbing_yields_and_keeps_its_rate(start_daemon: Any, engramd: Callable[..., Any], table: Path) -> None:
+    """Without --scrub nothing is read in the background; an unknown table is told."""
+    daemon = start_daemon(table, dram="0", scrub="0")
+    time.sleep(0.2)
+    stats = json.loads(engramd("stats", "--socket", daemon.socket, "--json").stdout)
+    assert stats["scrub"] == {"rate_bytes_s": 0, "passes": 0, "position_pages": 0, "bad_pages": 0}
+    done = engramd("verify", "nothing", "--online", "--socket", daemon.socket)
+    assert done.returncode == 1
+    assert "no table 'nothing' is served; there is: demo" in done.stderr
+    assert engramd("verify", table, "--report").returncode == 1
