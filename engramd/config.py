@@ -81,7 +81,7 @@ def default_of(key: str) -> str:
     return option.default_text or option.shown(getattr(Settings, option.attribute))
 
 
-def settings_from(flags: Flags) -> Settings:
+def settings_from(flags: Flags, *, needs_tables: bool = True) -> Settings:
     """Settings of the flags over the config file over the defaults. Raises EngramdError."""
     values: dict[str, Any] = {}
     if flags.config is not None:
@@ -94,6 +94,8 @@ def settings_from(flags: Flags) -> Settings:
             option = BY_KEY[key]
             values[option.attribute] = option.check.convert(text, option.flag)
     settings = replace(Settings(tables=tables), **values)
+    if needs_tables and not settings.tables:
+        raise EngramdError("no table to serve: name one, as in `engramd serve /data/table`, or use --config FILE")
     _check_together(settings)
     return settings
 
@@ -122,8 +124,6 @@ def table_path(name: str | None, path: str) -> TablePath:
 
 
 def _check_together(settings: Settings) -> None:
-    if not settings.tables:
-        raise EngramdError("no table to serve: name one, as in `engramd serve /data/table`, or use --config FILE")
     if len(settings.tables) > MAX_TABLES:
         raise EngramdError(f"{len(settings.tables)} tables, but a daemon serves at most {MAX_TABLES}")
     seen: dict[str, str] = {}

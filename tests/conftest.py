@@ -127,6 +127,39 @@ def socket_folder() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+NOBODY = 65534
+
+
+@pytest.fixture
+def as_nobody() -> Callable[[Callable[[], str]], str]:
+    """`as_nobody(function)` runs the function in a child process of another user and returns its text. (A new program
+    would have to be readable for that user, and a Python in somebody's home is not.)"""
+
+    def run(function: Callable[[], str]) -> str:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                text = function()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the parent judges it
+                text = repr(error)
+            os.write(writer, text.encode())
+            os._exit(0)
+        os.close(writer)
+        try:
+            assert select.select([reader], [], [], 60)[0], "the child says nothing"
+            return os.read(reader, 65536).decode()
+        finally:
+            os.close(reader)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    return run
+
+
 @pytest.fixture
 def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Callable[..., Daemon]]:
     """`start_daemon(*tables, dram="64MiB", socket=None, environment={}, **options)` starts a daemon and returns a

@@ -24,6 +24,7 @@ VERBS = {
     "serve": "run the daemon",
     "top": "show who asks a running daemon for what",
     "stats": "show a running daemon's counters",
+    "doctor": "check what of this machine stands in the way",
     "bench": "measure on this machine",
     "reload": "take a table's newest generation, or the configuration file, into use",
     "budget": "change a running daemon's DRAM budget",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
-import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -109,39 +107,6 @@ class ControlSocket:
     def close(self) -> None:
         self.socket.close()
         self._context.term()
-
-
-NOBODY = 65534
-
-
-@pytest.fixture
-def as_nobody() -> Callable[[Callable[[], str]], str]:
-    """`as_nobody(function)` runs the function in a child process of another user and returns its text. (A new program
-    would have to be readable for that user, and a Python in somebody's home is not.)"""
-
-    def run(function: Callable[[], str]) -> str:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-                text = function()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the parent judges it
-                text = repr(error)
-            os.write(writer, text.encode())
-            os._exit(0)
-        os.close(writer)
-        try:
-            assert select.select([reader], [], [], 60)[0], "the child says nothing"
-            return os.read(reader, 65536).decode()
-        finally:
-            os.close(reader)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-    return run
 
 
 @pytest.fixture

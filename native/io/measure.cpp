@@ -1,0 +1,82 @@
+// A bare read loop, for the drive's own figures: no cache, no checksum, a fixed number of reads in flight.
+#include "engram/measure.h"
+
+#include <liburing.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <chrono>
+
+namespace {
+
+constexpr std::uint64_t kPageBytes = 4096;
+
+// splitmix64: places need only be spread.
+std::uint64_t next_random(std::uint64_t& state) {
+  state += 0x9E3779B97F4A7C15u;
+  std::uint64_t value = state;
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+  return value ^ (value >> 31);
+}
+
+int run(io_uring& ring, std::uint8_t* buffers, int file, std::uint64_t pages, std::uint32_t depth,
+        std::chrono::milliseconds duration, std::uint64_t seed, engram_read_rate* rate) {
+  using Clock = std::chrono::steady_clock;
+  const auto submit = [&](std::uint64_t buffer) {
+    io_uring_sqe* sqe = io_uring_get_sqe(&ring);
+    io_uring_prep_read(sqe, file, buffers + buffer * kPageBytes, kPageBytes, next_random(seed) % pages * kPageBytes);
+    io_uring_sqe_set_data64(sqe, buffer);
+  };
+  for (std::uint32_t buffer = 0; buffer < depth; ++buffer) submit(buffer);
+  const auto began = Clock::now();
+  auto now = began;
+  std::uint32_t in_flight = depth;
+  std::uint64_t reads = 0;
+  int failure = 0;
+  while (in_flight > 0) {
+    const int entered = io_uring_submit_and_wait(&ring, 1);
+    if (entered < 0 && entered != -EINTR && entered != -EAGAIN && entered != -EBUSY) return -entered;
+    now = Clock::now();
+    const bool is_over = failure != 0 || now - began >= duration;
+    unsigned seen = 0;
+    unsigned head = 0;
+    io_uring_cqe* completion = nullptr;
+    io_uring_for_each_cqe(&ring, head, completion) {
+      ++seen;
+      if (completion->res < 0 && completion->res != -EINTR && completion->res != -EAGAIN) failure = -completion->res;
+      if (completion->res > 0) ++reads;
+      if (is_over) {
+        --in_flight;
+      } else {
+        submit(io_uring_cqe_get_data64(completion));
+      }
+    }
+    io_uring_cq_advance(&ring, seen);
+  }
+  const double seconds = std::chrono::duration<double>(now - began).count();
+  *rate = {reads, seconds, reads == 0 ? 0 : seconds * 1e6 * depth / static_cast<double>(reads)};
+  return failure;
+}
+
+}  // namespace
+
+extern "C" int engram_measure_reads(int file, uint64_t file_bytes, uint32_t depth, uint32_t duration_ms, uint64_t seed,
+                                    engram_read_rate* rate) {
+  const std::uint64_t pages = file_bytes / kPageBytes;
+  if (pages == 0 || depth == 0 || depth > ENGRAM_MEASURE_MAX_DEPTH) return EINVAL;
+  io_uring ring;
+  const int result = io_uring_queue_init(depth, &ring, 0);
+  if (result < 0) return -result;
+  void* buffers =
+      mmap(nullptr, depth * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  int status = ENOMEM;
+  if (buffers != MAP_FAILED) {
+    status = run(ring, static_cast<std::uint8_t*>(buffers), file, pages, depth, std::chrono::milliseconds(duration_ms),
+                 seed, rate);
+  }
+  // Reads that an error left in flight hold their pages themselves until they have landed.
+  io_uring_queue_exit(&ring);
+  if (buffers != MAP_FAILED) munmap(buffers, depth * kPageBytes);
+  return status;
+}
