@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +173,13 @@ def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Ca
         socket: str | None = None,
         environment: dict[str, str] | None = None,
         umask: int = -1,
+        wrapper: Sequence[str] = (),
         **options: str | int,
     ) -> Daemon:
         number = len(started)
         path = socket or os.path.join(socket_folder, f"s{number}.sock")
         served = [os.fspath(one) for one in tables or (() if "config" in options else (table,))]
-        command = [*ENGRAMD, "serve", *served, "--socket", path]
+        command = [*wrapper, *ENGRAMD, "serve", *served, "--socket", path]
         if dram is not None:
             command += ["--dram", dram]
         for key, value in options.items():

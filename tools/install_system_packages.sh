@@ -30,6 +30,8 @@ need clang-format-14 clang-format-14 --version
 need python3-dev has_python_headers
 need python3-venv "$python" -c 'import ensurepip, venv'
 need util-linux setarch --version
+need systemd systemd-analyze --version
+need libseccomp2 "$python" -c 'import ctypes; ctypes.CDLL("libseccomp.so.2")'
 if [ "$extra" = bench ]; then need fio fio --version; fi
 if [ "$extra" = fuzz ]; then
   need clang-14 clang++-14 --version
