@@ -15,6 +15,7 @@ from itertools import islice
 from engramd.config import Settings, TablePath
 from engramd.daemon.engine import Engine
 from engramd.daemon.heat_keeper import HeatKeeper
+from engramd.daemon.memory_limit import check_budget
 from engramd.daemon.tables import open_table
 from engramd.daemon.worker_pool import WorkerPool
 from engramd.errors import EngramdError
@@ -47,7 +48,9 @@ class Administration:
 
         def task() -> Callable[[], None]:
             hot = self._hot_blocks()
+            tables = {id(layer.table): layer.table for layer in self._engine.layers}.values()
             try:
+                check_budget(dram_bytes, sum(table.manifest.logical_bytes for table in tables), 0)
                 self._engine.place(dram_bytes)
             except EngramdError as error:
                 text = str(error)

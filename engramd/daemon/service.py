@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from engramd.config import Flags, Settings
 from engramd.daemon import log, notify, sockets
+from engramd.daemon.memory_limit import check_budget
 from engramd.daemon.tables import ServedTable, open_tables
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
@@ -45,6 +46,7 @@ def check(settings: Settings) -> str:
     log.set_up(settings.log_level, settings.log_format)
     tables = open_tables(settings.tables)
     try:
+        _check_memory(settings, tables)
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
     finally:
         for table in tables:
@@ -78,6 +80,7 @@ class Service:
         tables = open_tables(settings.tables)
         for table in tables:
             cleanup.callback(table.close)
+        _check_memory(settings, tables)
         # Native code is loaded only now: a wrong table or a taken socket is told without waiting for it.
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
@@ -289,6 +292,12 @@ def run_time_changes(quota: SessionQuota, administration: Administration) -> dic
         done(None)
 
     return {"dram": set_budget, "uid_share": set_share, "log_level": set_log, "log_format": set_log}
+
+
+def _check_memory(settings: Settings, tables: list[ServedTable]) -> None:
+    """Raises EngramdError where the budget cannot fit into the daemon's control group."""
+    table_bytes = sum(table.manifest.logical_bytes for table in tables)
+    check_budget(settings.dram_bytes, table_bytes, settings.arena_limit_bytes)
 
 
 def _describe_tables(tables: list[ServedTable]) -> str:
