@@ -42,6 +42,7 @@ struct Batch {
   std::shared_ptr<const Placement> placement;  // of the layer when the batch began
   RingSession* session = nullptr;  // null for local requests, and for a prefetch, whose slot is completed at once
   std::shared_ptr<LocalRequest> local;
+  std::uint64_t owner = 0;  // the session's id; 0 for local requests. Owners are served in turn
   std::uint32_t slot = 0;
   engram_request request{};
   std::uint64_t taken_ns = 0;
@@ -86,6 +87,7 @@ struct Batch {
     placement.reset();
     session = nullptr;
     local.reset();
+    owner = 0;
     request = {};
     destination = {};
     shared.reset();

@@ -2,8 +2,9 @@
 // reads the pages that are missing, and completes the slots. One loop, no blocking call but the reader's wait.
 //
 // Order of service: small batches (up to kSmallRows) are looked up as soon as they are taken, and their pages go to the
-// reader first; large batches are looked up block by block, so that small ones never wait for more than a block;
-// prefetches read when no demand is queued.
+// reader first, all but every eighth turn; large batches are looked up block by block, so that small ones never wait
+// for more than a block; sessions take turns, whatever number of batches each has; prefetches read when no demand is
+// queued.
 //
 // Everything here belongs to the worker's thread, except for what is marked "any thread".
 #pragma once
@@ -22,6 +23,7 @@
 #include "engine/counters.h"
 #include "engine/distinct_rows.h"
 #include "engine/event_queue.h"
+#include "engine/fair_queue.h"
 #include "engine/layer.h"
 #include "engine/ring_session.h"
 #include "engine/state_page.h"
@@ -98,7 +100,7 @@ class Worker {
   };
   // Batches with pages to read, and how many reads may be in flight for one of them to get a place.
   struct PageQueue {
-    std::deque<Batch*> batches;
+    FairQueue<Batch*> batches;
     std::uint32_t in_flight_limit = 0;
   };
 
@@ -176,11 +178,12 @@ class Worker {
   std::size_t next_session_ = 0;                 // round robin
   std::vector<std::unique_ptr<Batch>> batches_;  // owns the open ones
   std::vector<std::unique_ptr<Batch>> spare_batches_;
-  std::deque<Batch*> looking_up_;           // large batches with look-ups to do
+  FairQueue<Batch*> looking_up_;            // large batches with look-ups to do
   std::deque<Batch*> looking_up_prefetch_;  // the same, after all demand
   PageQueue small_pages_;
   PageQueue large_pages_;
   PageQueue prefetch_pages_;
+  std::uint32_t small_turns_ = 0;  // small batches' turns since a large one that waits had its own
   std::uint64_t prefetch_rows_queued_ = 0;
   std::uint32_t small_open_ = 0;  // small batches that wait for reads
   bool retire_later_ = false;     // a closing session may be free of requests now

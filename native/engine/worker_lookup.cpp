@@ -15,7 +15,7 @@ bool Worker::look_up_next_large() {
       look_up_block(*batch);
     }
     if (batch->looked_up) {
-      looking_up_.pop_front();
+      looking_up_.pop();
       if (batch->finished()) complete(batch);
     }
     return true;

@@ -8,6 +8,7 @@ namespace engram {
 namespace {
 
 constexpr std::uint32_t kPagesPerTurn = 16;           // of one large batch before the next one's turn
+constexpr std::uint32_t kSmallTurns = 7;              // before a large batch that waits has its turn
 constexpr std::int64_t kDemandMemoryNs = 10'000'000;  // prefetch makes itself small this long after a fetch
 
 }  // namespace
@@ -20,17 +21,25 @@ Worker::PageQueue& Worker::page_queue(const Batch& batch) {
 void Worker::queue_pages(Batch& batch) {
   if (batch.queued) return;
   batch.queued = true;
-  page_queue(batch).batches.push_back(&batch);
+  page_queue(batch).batches.push(batch.owner, &batch);
 }
 
-// The queue whose first batch may send a page now: small batches before large ones before prefetches.
+// The queue whose first batch may send a page now: small batches before large ones before prefetches. A flood of small
+// batches must not keep large ones out for ever, so each eighth turn is a large one's, and is waited for.
 Worker::PageQueue* Worker::next_queue_to_read() {
   if (free_buffers_.empty()) return nullptr;
-  for (PageQueue* queue : {&small_pages_, &large_pages_, &prefetch_pages_}) {
-    if (queue->batches.empty()) continue;
-    return in_flight_.load(std::memory_order_relaxed) < queue->in_flight_limit ? queue : nullptr;
+  const bool large_turn = small_turns_ >= kSmallTurns && !large_pages_.batches.empty();
+  PageQueue* next = nullptr;
+  if (!small_pages_.batches.empty() && !large_turn) {
+    next = &small_pages_;
+  } else if (!large_pages_.batches.empty()) {
+    next = &large_pages_;
+  } else if (!prefetch_pages_.batches.empty()) {
+    next = &prefetch_pages_;
   }
-  return nullptr;
+  if (next == nullptr || in_flight_.load(std::memory_order_relaxed) >= next->in_flight_limit) return nullptr;
+  small_turns_ = next == &small_pages_ && !large_pages_.batches.empty() ? small_turns_ + 1 : 0;
+  return next;
 }
 
 bool Worker::submit_reads() {
@@ -43,7 +52,7 @@ bool Worker::submit_reads() {
   }
   while (PageQueue* queue = next_queue_to_read()) {
     Batch* batch = queue->batches.front();
-    queue->batches.pop_front();
+    queue->batches.pop();
     std::uint32_t in_flight = in_flight_.load(std::memory_order_relaxed);
     for (std::uint32_t turn = 0; turn < kPagesPerTurn && batch->next_page < batch->pages.size(); ++turn) {
       if (free_buffers_.empty() || in_flight >= queue->in_flight_limit) break;
@@ -66,7 +75,7 @@ bool Worker::submit_reads() {
       reader_->submit(&flight.read);
     }
     if (batch->next_page < batch->pages.size()) {
-      queue->batches.push_back(batch);
+      queue->batches.push(batch->owner, batch);
     } else {
       batch->queued = false;
     }

@@ -155,6 +155,7 @@ void Worker::refuse(std::unique_ptr<Batch> batch) {
 void Worker::begin_ring_request(RingSession& session, std::uint32_t slot, const engram_request& request) {
   std::unique_ptr<Batch> batch = spare_batch();
   batch->session = &session;
+  batch->owner = session.id;
   batch->slot = slot;
   batch->request = request;
   batch->taken_ns = now_ns();
@@ -262,7 +263,7 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
     }
   } else {
     share(batch);
-    looking_up_.push_back(&batch);
+    looking_up_.push(batch.owner, &batch);
   }
 }
 
