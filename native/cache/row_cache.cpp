@@ -5,7 +5,7 @@
 namespace engram {
 namespace {
 
-constexpr std::uint32_t kSmallShare = 10;        // one slot in ten is in the small region
+constexpr std::uint32_t kSmallShare = 20;        // one slot in twenty is in the small region
 constexpr std::uint8_t kPromotionHits = 2;       // hits in the small region that lead to the main one
 constexpr std::uint32_t kMaxReserve = 64;        // free slots kept ready per region
 constexpr std::uint64_t kRowsPerBucket = 6;      // of eight entries: 0.75 load

@@ -83,7 +83,7 @@ TEST_CASE("hot rows survive a scan") {
   }
   std::uint64_t kept = 0;
   for (std::uint64_t row = 0; row < hot; ++row) kept += find(cache, RowCache::key(1, row)) != nullptr ? 1 : 0;
-  // Those in the main region stay; a tenth of the slots may have been in the small one still.
+  // Those in the main region stay; a twentieth of the slots may have been in the small one still.
   CHECK(kept >= hot * 7 / 10);
 }
 
@@ -124,7 +124,8 @@ TEST_CASE("a simulated cache keeps keys alone") {
   RowCache cache(options);
   CHECK(cache.capacity() == 10'000);
   for (std::uint64_t row = 0; row < 30'000; ++row) cache.admit(RowCache::key(1, row), nullptr);
-  CHECK(cache.usage().rows > 9'500);
+  // The index gives up some rows where both places for a key are full; the main region waits for promotions then.
+  CHECK(cache.usage().rows > 9'300);
   CHECK(cache.usage().used_bytes < 10'000 * 40);
 }
 
