@@ -57,6 +57,7 @@ def older(engramd: Callable[..., Any], checkpoint: Path, tmp_path_factory: pytes
     return table, saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["auto", "pread"])
 def test_no_wrong_row_and_every_fault_retried_or_reported(
     faulty_daemon: Any, stats: Any, older: tuple[Path, Path], rows: Rows, reader: str

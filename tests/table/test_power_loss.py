@@ -1,8 +1,10 @@
 """Power loss at every step of a pack. The fault model: a machine that stops loses
 
 * file content that was not synced: each block is the new or the old one, as chance has it, and a length likewise;
-* names that were not synced: renames, links and removals happen in order, and those behind the last sync of their
-  directory may or may not have happened (as a journalling file system does it);
+* names that were not synced: of the changes in one directory those up to its last sync have happened, and of those
+  behind it the first few, as chance has it, whatever happened in other directories. A rename is a change in each of its
+  two, but no file leaves its old name before it has the new one. A directory whose own name is lost is lost with all
+  that is in it;
 * nothing else.
 
 `PowerLossFiles` runs the pack on real files and keeps beside them what such a machine would still have.
@@ -27,7 +29,8 @@ from engramd.table.packer import pack
 from engramd.table.verify import verify
 
 BLOCK = 4096
-Operation = tuple[str, str, str]  # (kind, path, other path or "")
+DIRECTORY = 0
+Operation = tuple[str, str, int]  # (kind: add, leave, remove, mkdir, rmdir; path; number of the file)
 
 
 class PowerLoss(BaseException):
@@ -50,24 +53,27 @@ class NoSync(Files):
 class PowerLossFiles(Files):
     """Stops before step `stop_at`; `surviving` then builds what is left of the directory `root`."""
 
-    def __init__(self, root: Path, stop_at: int, lost_syncs: str = "") -> None:
+    def __init__(self, root: Path, stop_at: int, lost_syncs: str = "", lost_sync: int = -1) -> None:
         super().__init__()
         self.root = str(root)
         self.stop_at = stop_at
         self.lost_syncs = lost_syncs  # "fdatasync", "fsync" or "directory": a sync that does nothing
+        self.lost_sync = lost_sync  # number of the one sync that does nothing
+        self.syncs = 0
         self.steps = 0
         self.lock = threading.Lock()
         self.operations: list[Operation] = []
-        self.forced = 0  # operations that have surely happened
+        self.forced: dict[str, int] = {}  # directory -> operations of which those in it have surely happened
         self.inodes: dict[str, int] = {}  # path -> number of the file there
         self.synced: dict[int, bytes] = {}
         self.fds: dict[int, str] = {}
-        self.before: dict[str, bytes | None] = {}
         for folder, _, names in os.walk(self.root):
-            self.before[folder] = None
+            self.inodes[folder] = DIRECTORY
             for name in names:
                 path = os.path.join(folder, name)
-                self.before[path] = Path(path).read_bytes()
+                self.inodes[path] = len(self.inodes)
+                self.synced[self.inodes[path]] = Path(path).read_bytes()
+        self.before = dict(self.inodes)
 
     def step(self) -> None:
         with self.lock:
@@ -75,9 +81,14 @@ class PowerLossFiles(Files):
             if self.steps > self.stop_at:
                 raise PowerLoss
 
-    def log(self, kind: str, path: str, other: str = "") -> None:
+    def log(self, kind: str, path: str, number: int = DIRECTORY) -> None:
         with self.lock:
-            self.operations.append((kind, path, other))
+            self.operations.append((kind, path, number))
+
+    def does_sync(self, kind: str) -> bool:
+        with self.lock:
+            self.syncs += 1
+            return kind != self.lost_syncs and self.syncs - 1 != self.lost_sync
 
     # Changes
 
@@ -88,9 +99,9 @@ class PowerLossFiles(Files):
         new = not os.path.exists(path)
         fd = super().open(path, flags, mode)
         if new:
-            self.inodes[path] = len(self.operations) + 1000
+            self.inodes[path] = 1_000_000 + len(self.operations)
             self.synced[self.inodes[path]] = b""
-            self.log("create", path)
+            self.log("add", path, self.inodes[path])
         self.fds[fd] = path
         return fd
 
@@ -112,77 +123,75 @@ class PowerLossFiles(Files):
 
     def fsync(self, fd: int) -> None:
         self.step()
-        if self.lost_syncs != "fsync":
+        if self.does_sync("fsync"):
             self.sync(fd)
 
     def fdatasync(self, fd: int) -> None:
         self.step()
-        if self.lost_syncs != "fdatasync":
+        if self.does_sync("fdatasync"):
             self.sync(fd)
 
     def sync_directory(self, path: str) -> None:
         self.step()
-        if self.lost_syncs == "directory":
-            return
-        with self.lock:
-            for number, (_, first, second) in enumerate(self.operations):
-                if path in (os.path.dirname(first), os.path.dirname(second)):
-                    self.forced = max(self.forced, number + 1)
+        if self.does_sync("directory"):
+            with self.lock:
+                self.forced[path] = len(self.operations)
 
     def rename(self, source: str, target: str) -> None:
         self.step()
         super().rename(source, target)
-        self.log("rename", source, target)
-        self.inodes[target] = self.inodes.pop(source)
+        number = self.inodes.pop(source)
+        self.inodes[target] = number
+        self.log("add", target, number)
+        self.log("leave", source, number)
 
     def unlink(self, path: str) -> None:
         self.step()
         super().unlink(path)
-        self.log("unlink", path)
-        self.inodes.pop(path, None)
+        self.log("remove", path, self.inodes.pop(path))
 
     def mkdir(self, path: str) -> None:
         self.step()
         super().mkdir(path)
+        self.inodes[path] = DIRECTORY
         self.log("mkdir", path)
 
     def rmdir(self, path: str) -> None:
         self.step()
         super().rmdir(path)
+        del self.inodes[path]
         self.log("rmdir", path)
 
     # What is left
 
     def surviving(self, target: Path, chance: random.Random) -> None:
         """Builds at `target` one of the states that the machine could come back with."""
-        current = {number: Path(path).read_bytes() for path, number in self.inodes.items() if os.path.exists(path)}
+        current = {number: Path(path).read_bytes() for path, number in self.inodes.items() if number != DIRECTORY}
         state = dict(self.before)
-        numbers: dict[str, int] = {}
-        happened = chance.randint(self.forced, len(self.operations))
-        for position, (kind, path, other) in enumerate(self.operations[:happened]):
-            if kind == "create":
-                numbers[path] = position + 1000
-                state[path] = None
-            elif kind == "mkdir":
-                state[path] = None
-            elif kind == "rename":
-                state[other] = state.pop(path)
-                numbers.pop(other, None)
-                if path in numbers:
-                    numbers[other] = numbers.pop(path)
-            else:
+        keeps = chance.choice((0.0, 0.5, 0.9, 1.0))  # how far what was not synced has come
+        lost: set[str] = set()  # directories whose further changes have not happened
+        renamed = True  # whether the last add has happened, which a rename's other half waits for
+        for position, (kind, path, number) in enumerate(self.operations):
+            folder = os.path.dirname(path)
+            if position >= self.forced.get(folder, 0) and (folder in lost or chance.random() >= keeps):
+                lost.add(folder)
+                renamed = renamed and kind != "add"
+            elif kind in ("add", "mkdir"):
+                state[path] = number
+                renamed = True
+            elif kind == "leave" and not renamed:
+                continue
+            elif state.get(path) == number:
                 del state[path]
-                numbers.pop(path, None)
-        for path, content in state.items():
+        for path in sorted(state):
             place = target / os.path.relpath(path, self.root)
-            if path in numbers:
-                synced = self.synced[numbers[path]]
-                content = mixture(synced, current.get(numbers[path], synced), chance)
-            if content is None:
-                place.mkdir(parents=True, exist_ok=True)
+            if path != self.root and os.path.dirname(path) not in state:
+                del state[path]  # its directory is lost
+            elif state[path] == DIRECTORY:
+                place.mkdir()
             else:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(content)
+                synced = self.synced[state[path]]
+                place.write_bytes(mixture(synced, current.get(state[path], synced), chance))
 
 
 def mixture(old: bytes, new: bytes, chance: random.Random) -> bytes:
