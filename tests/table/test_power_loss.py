@@ -25,7 +25,9 @@ from engramd.checkpoint.mapping import TableSource, table_source
 from engramd.errors import EngramdError
 from engramd.table import manifest as manifests
 from engramd.table.files import Files
+from engramd.table.journal import RECORD_BYTES
 from engramd.table.packer import pack
+from engramd.table.publish import DIGESTS_NAME, JOURNAL_NAME, PARTIAL
 from engramd.table.verify import verify
 
 BLOCK = 4096
@@ -164,6 +166,11 @@ class PowerLossFiles(Files):
 
     # What is left
 
+    def vouched_for(self) -> int:
+        """Chunks whose records are durable: a pack that goes on need not make them again."""
+        counts = [durable_records(self.synced[number]) for path, number in self.inodes.items() if is_digests(path)]
+        return max(counts, default=0)
+
     def surviving(self, target: Path, chance: random.Random) -> None:
         """Builds at `target` one of the states that the machine could come back with."""
         current = {number: Path(path).read_bytes() for path, number in self.inodes.items() if number != DIRECTORY}
@@ -194,6 +201,14 @@ class PowerLossFiles(Files):
                 place.write_bytes(mixture(synced, current.get(state[path], synced), chance))
 
 
+def is_digests(path: str) -> bool:
+    return os.path.basename(path) == DIGESTS_NAME
+
+
+def durable_records(content: bytes) -> int:
+    return sum(any(content[at : at + RECORD_BYTES]) for at in range(0, len(content), RECORD_BYTES))
+
+
 def mixture(old: bytes, new: bytes, chance: random.Random) -> bytes:
     """Some blocks of the old content and some of the new."""
     length = max(len(old), chance.choice((len(old), len(new))))
@@ -202,6 +217,10 @@ def mixture(old: bytes, new: bytes, chance: random.Random) -> bytes:
         block = chance.choice((old, new))[at : at + BLOCK]
         blocks.append(block.ljust(min(BLOCK, length - at), b"\0"))
     return b"".join(blocks)
+
+
+def is_published(table: Path, generation: int) -> bool:
+    return (table / manifests.NAME).exists() and manifests.load(table).generation == generation
 
 
 def losses(source: TableSource, root: Path, generations: int, lost_syncs: str = "") -> int:
@@ -221,6 +240,7 @@ def losses(source: TableSource, root: Path, generations: int, lost_syncs: str = 
             finished = True
         except PowerLoss:
             finished = False
+        vouched_for = files.vouched_for()
         for seed in range(4):
             left = root / f"{stop_at}-{seed}"
             files.surviving(left, random.Random(seed))
@@ -233,6 +253,10 @@ def losses(source: TableSource, root: Path, generations: int, lost_syncs: str = 
                 assert not generations or manifest.identity == old.identity
             else:
                 assert generations == 0, "the old generation is gone"
+            if vouched_for and not (finished or is_published(survivor, generations + 1)):
+                # Work that was called durable is not done again.
+                assert (survivor / PARTIAL / JOURNAL_NAME).exists()
+                assert durable_records((survivor / PARTIAL / DIGESTS_NAME).read_bytes()) >= vouched_for
             again = pack(source, str(survivor), files=NoSync())
             assert verify(manifests.load(survivor), source).bad_pages == 0
             assert again.generation in (generations + 1, generations + 2)
