@@ -15,6 +15,10 @@
 
 #include "common/huge_memory.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace engram {
 
 class RowIndex {
@@ -101,11 +105,27 @@ class RowIndex {
 
   static std::uint16_t tag(std::uint64_t hash) { return static_cast<std::uint16_t>(hash); }
 
-  // Bit 16 * i + 15 is set where tag i of the word equals the tag (and perhaps above a true match, never below the
+  // Bit i is set where entry i's tag equals the tag (without SSE2 perhaps also above a true match, never below the
   // first one: candidates are checked by key).
-  static std::uint64_t match(std::uint64_t word, std::uint64_t repeated_tag) {
-    const std::uint64_t difference = word ^ repeated_tag;
-    return (difference - 0x0001000100010001ull) & ~difference & 0x8000800080008000ull;
+  static std::uint32_t match(const Bucket* bucket, std::uint16_t tag) {
+    const std::uint64_t low = bucket->tags[0].load(std::memory_order_relaxed);
+    const std::uint64_t high = bucket->tags[1].load(std::memory_order_relaxed);
+#if defined(__SSE2__)
+    const __m128i tags = _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low));
+    const __m128i equal = _mm_cmpeq_epi16(tags, _mm_set1_epi16(static_cast<short>(tag)));
+    return static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(equal, _mm_setzero_si128())));
+#else
+    const std::uint64_t repeated = tag * 0x0001000100010001ull;
+    std::uint32_t matches = 0;
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      const std::uint64_t difference = (half == 0 ? low : high) ^ repeated;
+      std::uint64_t zeros = (difference - 0x0001000100010001ull) & ~difference & 0x8000800080008000ull;
+      for (; zeros != 0; zeros &= zeros - 1) {
+        matches |= 1u << (half * 4 + static_cast<std::uint32_t>(std::countr_zero(zeros)) / 16);
+      }
+    }
+    return matches;
+#endif
   }
 
  private:
@@ -116,14 +136,10 @@ class RowIndex {
 
   template <typename Visit>
   static bool visit_bucket(Bucket* bucket, std::uint64_t hash, Visit& visit) {
-    const std::uint64_t repeated = tag(hash) * 0x0001000100010001ull;
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      std::uint64_t matches = match(bucket->tags[half].load(std::memory_order_relaxed), repeated);
-      for (; matches != 0; matches &= matches - 1) {
-        const std::uint32_t position = half * 4 + static_cast<std::uint32_t>(std::countr_zero(matches)) / 16;
-        const std::uint32_t slot = bucket->slots[position].load(std::memory_order_seq_cst);
-        if (slot != kNone && visit(Entry{bucket, position}, slot - 1)) return true;
-      }
+    for (std::uint32_t matches = match(bucket, tag(hash)); matches != 0; matches &= matches - 1) {
+      const auto position = static_cast<std::uint32_t>(std::countr_zero(matches));
+      const std::uint32_t slot = bucket->slots[position].load(std::memory_order_seq_cst);
+      if (slot != kNone && visit(Entry{bucket, position}, slot - 1)) return true;
     }
     return false;
   }

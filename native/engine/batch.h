@@ -51,7 +51,7 @@ struct Batch {
   std::vector<std::uint32_t> first;  // first position with the same id; only where the batch has duplicates
   std::vector<std::uint8_t> missed;  // by position: its row had to be read
   Destination destination;
-  RowCopier copier = nullptr;
+  Copiers copiers;
   bool all_in_dram = false;  // decided when it began: all rows are resident
   bool has_duplicates = false;
   bool prefetch = false;

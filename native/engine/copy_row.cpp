@@ -47,12 +47,52 @@ inline __attribute__((always_inline)) void copy_rows(const std::uint8_t* const* 
   }
 }
 
+template <typename Vector, std::uint32_t kValues, std::uint32_t kScales>
+inline __attribute__((always_inline)) void copy_slots(const SlotSources& sources, std::uint32_t count,
+                                                      const Destination& destination, std::uint64_t first) {
+  const std::uint32_t value_bytes = kValues != 0 ? kValues : destination.value_bytes;
+  const std::uint32_t scale_bytes = kValues != 0 ? kScales : destination.scale_bytes;
+  constexpr std::uint32_t kKeyBytes = sizeof(std::uint64_t);
+  const std::uint32_t slot_bytes = kKeyBytes + value_bytes + scale_bytes;
+  std::uint8_t* values = destination.values + first * value_bytes;
+  std::uint8_t* scales = scale_bytes != 0 ? destination.scales + first * scale_bytes : nullptr;
+  const auto slot_of = [&](std::uint32_t candidate) {
+    return sources.slots + std::uint64_t{candidate - 1} * sources.stride;
+  };
+  for (std::uint32_t i = 0; i < count && i < kDistance; ++i) {
+    if (sources.candidates[i] != 0) prefetch_row(slot_of(sources.candidates[i]), slot_bytes);
+  }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (i + kDistance < count && sources.candidates[i + kDistance] != 0) {
+      prefetch_row(slot_of(sources.candidates[i + kDistance]), slot_bytes);
+    }
+    sources.missed[i] = 1;
+    if (sources.candidates[i] == 0) continue;
+    const std::uint8_t* slot = slot_of(sources.candidates[i]);
+    std::uint64_t key;
+    std::memcpy(&key, slot, sizeof key);
+    if (key != sources.keys[i]) continue;
+    sources.missed[i] = 0;
+    const std::uint8_t* row = slot + kKeyBytes;
+    copy_vectors<Vector>(values + std::uint64_t{i} * value_bytes, row, value_bytes);
+    if (scale_bytes != 0) {
+      copy_vectors<std::uint64_t>(scales + std::uint64_t{i} * scale_bytes, row + value_bytes, scale_bytes);
+    }
+  }
+}
+
 using Vector16 = std::uint8_t __attribute__((vector_size(16)));
 
 template <std::uint32_t kValues, std::uint32_t kScales>
 void copy_baseline(const std::uint8_t* const* sources, std::uint32_t count, const Destination& destination,
                    std::uint64_t first) {
   copy_rows<Vector16, kValues, kScales>(sources, count, destination, first);
+}
+
+template <std::uint32_t kValues, std::uint32_t kScales>
+void copy_slots_baseline(const SlotSources& sources, std::uint32_t count, const Destination& destination,
+                         std::uint64_t first) {
+  copy_slots<Vector16, kValues, kScales>(sources, count, destination, first);
 }
 
 #if defined(__x86_64__)
@@ -72,22 +112,36 @@ __attribute__((target("avx512f,avx512vl,avx512bw"))) void copy_avx512(const std:
                                                                       std::uint64_t first) {
   copy_rows<Vector64, kValues, kScales>(sources, count, destination, first);
 }
+
+template <std::uint32_t kValues, std::uint32_t kScales>
+__attribute__((target("avx2"))) void copy_slots_avx2(const SlotSources& sources, std::uint32_t count,
+                                                     const Destination& destination, std::uint64_t first) {
+  copy_slots<Vector32, kValues, kScales>(sources, count, destination, first);
+}
+
+template <std::uint32_t kValues, std::uint32_t kScales>
+__attribute__((target("avx512f,avx512vl,avx512bw"))) void copy_slots_avx512(const SlotSources& sources,
+                                                                            std::uint32_t count,
+                                                                            const Destination& destination,
+                                                                            std::uint64_t first) {
+  copy_slots<Vector64, kValues, kScales>(sources, count, destination, first);
+}
 #endif
 
 template <std::uint32_t kValues, std::uint32_t kScales>
-RowCopier choose() {
+Copiers choose() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
-    return copy_avx512<kValues, kScales>;
+    return {copy_avx512<kValues, kScales>, copy_slots_avx512<kValues, kScales>};
   }
-  if (__builtin_cpu_supports("avx2")) return copy_avx2<kValues, kScales>;
+  if (__builtin_cpu_supports("avx2")) return {copy_avx2<kValues, kScales>, copy_slots_avx2<kValues, kScales>};
 #endif
-  return copy_baseline<kValues, kScales>;
+  return {copy_baseline<kValues, kScales>, copy_slots_baseline<kValues, kScales>};
 }
 
 }  // namespace
 
-RowCopier choose_copier(std::uint32_t value_bytes, std::uint32_t scale_bytes) {
+Copiers choose_copiers(std::uint32_t value_bytes, std::uint32_t scale_bytes) {
   if (value_bytes == 264 && scale_bytes == 0) return choose<264, 0>();
   if (value_bytes == 256 && scale_bytes == 8) return choose<256, 8>();
   return choose<0, 0>();

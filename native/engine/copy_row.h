@@ -30,7 +30,23 @@ struct Destination {
 using RowCopier = void (*)(const std::uint8_t* const* sources, std::uint32_t count, const Destination& destination,
                            std::uint64_t first);
 
-// The best copier for this machine and this layout.
-RowCopier choose_copier(std::uint32_t value_bytes, std::uint32_t scale_bytes);
+// The same from slots of a row cache: candidate i is slot number + 1 or 0, a slot (stride bytes) is the row's key and
+// the row. missed[i] = 1 where there is no candidate or it has another key; such a row is not copied.
+struct SlotSources {
+  const std::uint8_t* slots = nullptr;
+  std::uint32_t stride = 0;
+  const std::uint32_t* candidates = nullptr;
+  const std::uint64_t* keys = nullptr;
+  std::uint8_t* missed = nullptr;
+};
+using SlotCopier = void (*)(const SlotSources& sources, std::uint32_t count, const Destination& destination,
+                            std::uint64_t first);
+
+// The best copiers for this machine and this layout.
+struct Copiers {
+  RowCopier rows = nullptr;
+  SlotCopier slots = nullptr;
+};
+Copiers choose_copiers(std::uint32_t value_bytes, std::uint32_t scale_bytes);
 
 }  // namespace engram

@@ -130,8 +130,10 @@ class Worker {
   // worker_lookup.cpp: rows in DRAM
   bool look_up_next_large();
   void look_up_block(Batch& batch);
-  void find_sources(const Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources);
-  void account(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources);
+  void copy_block(Batch& batch, std::uint32_t begin, std::uint32_t count);
+  void copy_resident(Batch& batch, std::uint32_t begin, std::uint32_t count);
+  void copy_cached(Batch& batch, RowCache& cache, std::uint32_t begin, std::uint32_t count);
+  void account(Batch& batch, std::uint32_t begin, std::uint32_t count);
   void miss(Batch& batch, std::uint32_t position);
   void end_look_up(Batch& batch);
 
@@ -141,7 +143,6 @@ class Worker {
   void look_up_shared_block(Batch& batch);
   bool copy_shared_block(Batch& batch);
   bool help_with_block();
-  void account_shared(Batch& batch);
 
   // worker_pages.cpp: rows on the drive
   void queue_pages(Batch& batch);

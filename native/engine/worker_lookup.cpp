@@ -34,80 +34,93 @@ bool Worker::look_up_next_large() {
 void Worker::look_up_block(Batch& batch) {
   const std::uint32_t begin = batch.next_row;
   const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
-  const std::uint8_t* sources[RowCache::kBlockRows];
-  RowCache* cache = batch.placement->cache.get();
-  if (cache != nullptr) cache->enter(options_.index);
-  find_sources(batch, begin, count, sources);
-  if (!batch.all_in_dram) account(batch, begin, count, sources);
-  if (!batch.prefetch) batch.copier(sources, count, batch.destination, begin);
-  if (cache != nullptr) cache->leave(options_.index);
+  copy_block(batch, begin, count);
+  if (!batch.all_in_dram) account(batch, begin, count);
   batch.next_row += count;
   if (batch.next_row == batch.row_count()) end_look_up(batch);
   if (batch.next_page < batch.pages.size()) queue_pages(batch);
 }
 
-// For each position of the block: where its row lies in DRAM, or null where it is not there. Inside the cache's epoch.
-// Changes nothing of the batch: several workers may be at different blocks of it.
-void Worker::find_sources(const Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
-  const Layer& layer = *batch.layer;
-  const ResidentRows* resident = batch.placement->resident.get();
+// Copies the block's rows that are in DRAM, and notes in `missed` which are not. Any worker: several may be at
+// different blocks of one batch.
+void Worker::copy_block(Batch& batch, std::uint32_t begin, std::uint32_t count) {
   RowCache* cache = batch.placement->cache.get();
+  if (cache != nullptr) {
+    cache->enter(options_.index);
+    copy_cached(batch, *cache, begin, count);
+    cache->leave(options_.index);
+  } else {
+    copy_resident(batch, begin, count);
+  }
+}
+
+void Worker::copy_resident(Batch& batch, std::uint32_t begin, std::uint32_t count) {
+  const ResidentRows* resident = batch.placement->resident.get();
   const std::int64_t* ids = batch.ids.data() + begin;
-  const std::uint8_t* zeros = batch.prefetch ? nullptr : zero_row_.data();
+  const std::uint8_t* sources[RowCache::kBlockRows];
   if (batch.all_in_dram) {
     for (std::uint32_t i = 0; i < count; ++i) {
-      sources[i] = ids[i] < 0 ? zeros : resident->row(static_cast<std::uint64_t>(ids[i]));
+      sources[i] = ids[i] < 0 ? zero_row_.data() : resident->row(static_cast<std::uint64_t>(ids[i]));
     }
-    return;
-  }
-  if (resident != nullptr) {
+  } else {
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto row = static_cast<std::uint64_t>(ids[i]);
-      sources[i] = ids[i] < 0 ? zeros : resident->has_page(layer.page_of(row)) ? resident->row(row) : nullptr;
+      const bool there = ids[i] >= 0 && resident != nullptr && resident->has_page(batch.layer->page_of(row));
+      sources[i] = ids[i] < 0 ? zero_row_.data() : there ? resident->row(row) : nullptr;
+      batch.missed[begin + i] = sources[i] == nullptr ? 1 : 0;
     }
-    return;
   }
-  if (cache == nullptr) {
-    for (std::uint32_t i = 0; i < count; ++i) sources[i] = ids[i] < 0 ? zeros : nullptr;
-    return;
-  }
+  if (!batch.prefetch) batch.copiers.rows(sources, count, batch.destination, begin);
+}
+
+// Inside the cache's epoch.
+void Worker::copy_cached(Batch& batch, RowCache& cache, std::uint32_t begin, std::uint32_t count) {
+  const std::int64_t* ids = batch.ids.data() + begin;
+  std::uint8_t* missed = batch.missed.data() + begin;
   std::uint64_t keys[RowCache::kBlockRows] = {};
   std::uint32_t candidates[RowCache::kBlockRows];
   // Row id -1 makes a key that no row has.
   for (std::uint32_t i = 0; i < count; ++i) {
-    keys[i] = RowCache::key(layer.handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
+    keys[i] = RowCache::key(batch.layer->handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
   }
-  cache->find_block(keys, count, candidates);
-  constexpr std::uint32_t kDistance = 12;
-  for (std::uint32_t i = 0; i < std::min(count, kDistance); ++i) {
-    if (candidates[i] != 0) cache->prefetch(candidates[i]);
+  cache.find_block(keys, count, candidates);
+  if (batch.prefetch) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      missed[i] = ids[i] >= 0 && (candidates[i] == 0 || cache.row(candidates[i], keys[i]) == nullptr) ? 1 : 0;
+    }
+    return;
   }
+  batch.copiers.slots({cache.slots(), cache.stride(), candidates, keys, missed}, count, batch.destination, begin);
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (i + kDistance < count && candidates[i + kDistance] != 0) cache->prefetch(candidates[i + kDistance]);
-    sources[i] = ids[i] < 0 ? zeros : candidates[i] != 0 ? cache->row(candidates[i], keys[i]) : nullptr;
+    if (missed[i] == 0) continue;
+    if (ids[i] < 0) {
+      batch.destination.put_zeros(begin + i);
+      missed[i] = 0;
+    } else if (candidates[i] != 0) {
+      // Another key with the same tag: rare. The key's own slot may be another candidate.
+      const std::uint8_t* row = cache.row(candidates[i], keys[i]);
+      if (row == nullptr) continue;
+      batch.destination.put(begin + i, row);
+      missed[i] = 0;
+    }
   }
 }
 
-// Counts the block's hits and misses and makes the misses wait for their pages. Only the batch's own worker.
-void Worker::account(Batch& batch, std::uint32_t begin, std::uint32_t count, const std::uint8_t** sources) {
-  const std::int64_t* ids = batch.ids.data() + begin;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if (ids[i] < 0) continue;
-    const std::uint32_t position = begin + i;
-    if (batch.prefetch) {
-      if (sources[i] == nullptr) miss(batch, position);
-      continue;
+// Counts hits and misses of a range, and makes positions whose rows were not copied wait for their pages. Only the
+// batch's own worker.
+void Worker::account(Batch& batch, std::uint32_t begin, std::uint32_t count) {
+  for (std::uint32_t position = begin; position < begin + count; ++position) {
+    if (batch.ids[position] < 0) continue;
+    const bool copied = batch.missed[position] == 0;
+    if (!batch.prefetch) {
+      // A duplicate counts as its first occurrence did, whatever has happened to the cache since.
+      bool missed = !copied;
+      if (batch.has_duplicates && batch.first[position] != position) missed = batch.missed[batch.first[position]] != 0;
+      batch.missed[position] = missed ? 1 : 0;
+      batch.misses += missed ? 1 : 0;
+      batch.hits += missed ? 0 : 1;
     }
-    // A duplicate counts as its first occurrence did, whatever has happened to the cache since.
-    bool missed = sources[i] == nullptr;
-    if (batch.has_duplicates && batch.first[position] != position) {
-      missed = batch.missed[batch.first[position]] != 0;
-      if (missed) sources[i] = nullptr;
-    }
-    batch.missed[position] = missed ? 1 : 0;
-    batch.misses += missed ? 1 : 0;
-    batch.hits += missed ? 0 : 1;
-    if (sources[i] == nullptr) miss(batch, position);
+    if (!copied) miss(batch, position);
   }
 }
 

@@ -232,6 +232,7 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
       return;
     }
     prefetch_rows_queued_ += count;
+    batch.missed.assign(count, 0);
     looking_up_prefetch_.push_back(&batch);
     return;
   }
@@ -244,7 +245,7 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
   } else {
     batch.destination.value_bytes = layer.row_bytes;
   }
-  batch.copier = choose_copier(batch.destination.value_bytes, batch.destination.scale_bytes);
+  batch.copiers = choose_copiers(batch.destination.value_bytes, batch.destination.scale_bytes);
   last_demand_ns_ = static_cast<std::int64_t>(batch.taken_ns);
   batch.all_in_dram = placement.resident != nullptr && placement.resident->complete();
   if (!batch.all_in_dram) {

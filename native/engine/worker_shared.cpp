@@ -44,7 +44,7 @@ void Worker::look_up_shared_block(Batch& batch) {
   }
   // Acquire: what the helpers wrote is there once they have left.
   if (shared.helpers.load(std::memory_order_acquire) != 0) return;
-  if (!batch.all_in_dram) account_shared(batch);
+  if (!batch.all_in_dram) account(batch, 0, batch.row_count());
   batch.shared.reset();
   batch.next_row = batch.row_count();
   end_look_up(batch);
@@ -58,15 +58,7 @@ bool Worker::copy_shared_block(Batch& batch) {
   if (block >= shared.block_count) return false;
   const std::uint32_t begin = block * RowCache::kBlockRows;
   const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
-  const std::uint8_t* sources[RowCache::kBlockRows];
-  RowCache* cache = batch.placement->cache.get();
-  if (cache != nullptr) cache->enter(options_.index);
-  find_sources(batch, begin, count, sources);
-  batch.copier(sources, count, batch.destination, begin);
-  if (cache != nullptr) cache->leave(options_.index);
-  if (!batch.all_in_dram) {
-    for (std::uint32_t i = 0; i < count; ++i) batch.missed[begin + i] = sources[i] == nullptr ? 1 : 0;
-  }
+  copy_block(batch, begin, count);
   return true;
 }
 
@@ -83,20 +75,6 @@ bool Worker::help_with_block() {
   // Release: the owner sees what was copied. The batch must not be touched afterwards.
   batch->shared->helpers.fetch_sub(1, std::memory_order_release);
   return copied;
-}
-
-// As account(), over the whole batch, for rows that are copied already where they were found.
-void Worker::account_shared(Batch& batch) {
-  for (std::uint32_t position = 0; position < batch.row_count(); ++position) {
-    if (batch.ids[position] < 0) continue;
-    const bool found = batch.missed[position] == 0;
-    bool missed = !found;
-    if (batch.has_duplicates && batch.first[position] != position) missed = batch.missed[batch.first[position]] != 0;
-    batch.missed[position] = missed ? 1 : 0;
-    batch.misses += missed ? 1 : 0;
-    batch.hits += missed ? 0 : 1;
-    if (!found) miss(batch, position);
-  }
 }
 
 }  // namespace engram
