@@ -9,7 +9,7 @@ constexpr std::uint32_t kSmallShare = 20;        // one slot in twenty is in the
 constexpr std::uint8_t kPromotionHits = 2;       // hits in the small region that lead to the main one
 constexpr std::uint32_t kMaxReserve = 64;        // free slots kept ready per region
 constexpr std::uint64_t kRowsPerBucket = 6;      // of eight entries: 0.75 load
-constexpr std::uint32_t kPrefetchDistance = 16;  // index lines ahead
+constexpr std::uint32_t kPrefetchDistance = 24;  // index lines ahead
 
 std::uint32_t stride_of(const RowCache::Options& options) {
   const std::uint32_t row_bytes = options.simulated_rows != 0 ? 0 : options.row_bytes;

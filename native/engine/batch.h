@@ -48,11 +48,12 @@ struct Batch {
   std::uint64_t taken_ns = 0;
 
   std::vector<std::int64_t> ids;     // validated
-  std::vector<std::uint32_t> first;  // first position with the same id; only where the batch has duplicates
+  std::vector<std::uint32_t> first;  // first position with the same id; once duplicates are known
   std::vector<std::uint8_t> missed;  // by position: its row had to be read
   Destination destination;
   Copiers copiers;
-  bool all_in_dram = false;  // decided when it began: all rows are resident
+  bool all_in_dram = false;       // decided when it began: all rows are resident
+  bool knows_duplicates = false;  // `first` and rows_distinct are there: from the first miss on
   bool has_duplicates = false;
   bool prefetch = false;
   bool warm = false;  // a prefetch of the daemon's own, answered when its rows are there
@@ -91,7 +92,7 @@ struct Batch {
     request = {};
     destination = {};
     shared.reset();
-    all_in_dram = has_duplicates = prefetch = warm = looked_up = queued = false;
+    all_in_dram = knows_duplicates = has_duplicates = prefetch = warm = looked_up = queued = false;
     next_row = next_page = pages_open = 0;
     pages.clear();
     rows_zero = rows_distinct = hits = misses = rows_failed = page_reads = 0;

@@ -247,6 +247,7 @@ std::uint32_t Engine::request(const engram_request& given, const void* ids, void
 }
 
 std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint64_t capacity) {
+  for (const auto& worker : workers_) worker->settle_counters();
   const std::lock_guard lock(layers_mutex_);
   std::uint64_t count = 0;
   for (const Layer* layer : served_layers()) {

@@ -60,13 +60,13 @@ void Worker::post(Mail mail) {
 }
 
 void Worker::add_session(std::unique_ptr<RingSession> session) {
-  post({std::move(session), 0, nullptr});
+  post({std::move(session), 0, nullptr, nullptr});
 }
 void Worker::close_session(std::uint64_t session) {
-  post({nullptr, session, nullptr});
+  post({nullptr, session, nullptr, nullptr});
 }
 void Worker::add_local(std::shared_ptr<LocalRequest> request) {
-  post({nullptr, 0, std::move(request)});
+  post({nullptr, 0, std::move(request), nullptr});
 }
 
 void Worker::wake_if_asleep() {
@@ -124,6 +124,7 @@ void Worker::run(std::string* error, std::atomic<int>* started) {
     worked |= look_up_next_large();
     worked |= submit_reads();
     worked |= reap_reads();
+    if (!worked) worked = count_distinct_step();
     if (worked) {
       idle_turns = 0;
       spin_end = 0;
@@ -188,6 +189,10 @@ bool Worker::take_mail() {
       sessions_.push_back(std::move(letter.opened));
     } else if (letter.local != nullptr) {
       begin_local_request(std::move(letter.local));
+    } else if (letter.settled != nullptr) {
+      while (count_distinct_step()) {
+      }
+      letter.settled->set_value();
     } else {
       for (auto& session : sessions_) {
         if (session->id != letter.closed || session->closing) continue;

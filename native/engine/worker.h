@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -79,6 +80,8 @@ class Worker {
   void add_session(std::unique_ptr<RingSession> session);
   void close_session(std::uint64_t session);
   void add_local(std::shared_ptr<LocalRequest> request);
+  // Waits until everything answered before is counted.
+  void settle_counters();
   // Ends the worker's sleep, if it sleeps, so that it sees a shared batch.
   void wake_if_asleep();
   std::uint64_t open_requests() const { return open_requests_.load(std::memory_order_seq_cst); }
@@ -92,6 +95,13 @@ class Worker {
     std::unique_ptr<RingSession> opened;
     std::uint64_t closed = 0;
     std::shared_ptr<LocalRequest> local;
+    std::shared_ptr<std::promise<void>> settled;
+  };
+  // The ids of a batch that is answered, still to be counted.
+  struct PendingCount {
+    LayerCounters* counters = nullptr;  // of a layer: lives as long as the engine
+    std::vector<std::int64_t> ids;
+    std::uint32_t next = 0;
   };
   struct InFlight {
     PageRead read;
@@ -134,8 +144,13 @@ class Worker {
   void copy_resident(Batch& batch, std::uint32_t begin, std::uint32_t count);
   void copy_cached(Batch& batch, RowCache& cache, std::uint32_t begin, std::uint32_t count);
   void account(Batch& batch, std::uint32_t begin, std::uint32_t count);
+  void find_duplicates(Batch& batch);
   void miss(Batch& batch, std::uint32_t position);
   void end_look_up(Batch& batch);
+
+  // worker_distinct.cpp: counts that nobody waits for
+  void count_distinct_later(Batch& batch);
+  bool count_distinct_step();
 
   // worker_shared.cpp: large batches, several workers
   void share(Batch& batch);
@@ -186,9 +201,14 @@ class Worker {
   PageQueue prefetch_pages_;
   std::uint32_t small_turns_ = 0;  // small batches' turns since a large one that waits had its own
   std::uint64_t prefetch_rows_queued_ = 0;
-  std::uint32_t small_open_ = 0;  // small batches that wait for reads
-  bool retire_later_ = false;     // a closing session may be free of requests now
-  DistinctRows distinct_;
+  std::uint32_t small_open_ = 0;   // small batches that wait for reads
+  bool retire_later_ = false;      // a closing session may be free of requests now
+  DistinctRows distinct_;          // for the batch at hand
+  DistinctRows pending_distinct_;  // for the oldest pending count
+  static constexpr std::size_t kSpareIds = 64;
+  std::deque<PendingCount> pending_counts_;
+  std::uint64_t pending_rows_ = 0;
+  std::vector<std::vector<std::int64_t>> spare_ids_;
   std::vector<std::uint8_t> zero_row_;
   std::int64_t last_demand_ns_ = 0;  // when a fetch was last taken
 };

@@ -112,6 +112,7 @@ void Worker::account(Batch& batch, std::uint32_t begin, std::uint32_t count) {
   for (std::uint32_t position = begin; position < begin + count; ++position) {
     if (batch.ids[position] < 0) continue;
     const bool copied = batch.missed[position] == 0;
+    if (!copied && !batch.prefetch && !batch.knows_duplicates) find_duplicates(batch);
     if (!batch.prefetch) {
       // A duplicate counts as its first occurrence did, whatever has happened to the cache since.
       bool missed = !copied;
@@ -122,6 +123,16 @@ void Worker::account(Batch& batch, std::uint32_t begin, std::uint32_t count) {
     }
     if (!copied) miss(batch, position);
   }
+}
+
+// Once a row is missing: so that a duplicate counts as its first occurrence did and is admitted once. What was
+// accounted for before were hits, and so are their duplicates.
+void Worker::find_duplicates(Batch& batch) {
+  batch.knows_duplicates = true;
+  batch.first.resize(batch.row_count());
+  distinct_.begin(batch.row_count());
+  batch.rows_distinct = distinct_.step(batch.ids.data(), 0, batch.row_count(), batch.first.data());
+  batch.has_duplicates = batch.rows_distinct + batch.rows_zero < batch.row_count();
 }
 
 // The position waits for its page; or takes the row at once where the page has arrived during the look-up.

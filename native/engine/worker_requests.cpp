@@ -248,12 +248,7 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
   batch.copiers = choose_copiers(batch.destination.value_bytes, batch.destination.scale_bytes);
   last_demand_ns_ = static_cast<std::int64_t>(batch.taken_ns);
   batch.all_in_dram = placement.resident != nullptr && placement.resident->complete();
-  if (!batch.all_in_dram) {
-    batch.first.resize(count);
-    batch.missed.assign(count, 0);
-  }
-  batch.rows_distinct = distinct_.find(batch.ids.data(), count, batch.all_in_dram ? nullptr : batch.first.data());
-  batch.has_duplicates = !batch.all_in_dram && batch.rows_distinct + zeros < count;
+  if (!batch.all_in_dram) batch.missed.assign(count, 0);
 
   if (count <= kSmallRows) {
     while (!batch.looked_up) look_up_block(batch);
@@ -306,7 +301,11 @@ void Worker::complete(Batch* batch) {
     counters.dram_hits.add(batch->hits);
     counters.dram_misses.add(batch->misses);
     counters.rows_failed.add(batch->rows_failed);
-    counters.rows_unique.add(batch->rows_distinct);
+    if (batch->knows_duplicates) {
+      counters.rows_unique.add(batch->rows_distinct);
+    } else {
+      count_distinct_later(*batch);
+    }
     counters.nvme_reads.add(batch->page_reads);
     if (batch->session != nullptr) batch->session->counters->rows.add(batch->row_count());
   }
