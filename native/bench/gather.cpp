@@ -89,7 +89,7 @@ double engram_bench_gather_run(engram_bench_gather* gather, const int64_t* ids, 
   for (std::uint64_t i = 0; i < batch_rows * batches; ++i) {
     if (ids[i] < 0 || static_cast<std::uint64_t>(ids[i]) >= gather->row_count) return -1;
   }
-  const engram::RowCopier copier = engram::choose_copier(gather->row_bytes, 0);
+  const engram::RowCopier copier = engram::choose_copiers(gather->row_bytes, 0).rows;
   const std::uint64_t cut = batch_rows / gather->threads;
   std::atomic<std::uint64_t> begun{0};
   std::atomic<std::uint64_t> ended{0};

@@ -1,9 +1,9 @@
 // The row cache: rows of one size, packed, in DRAM, under a byte budget that includes all of its metadata.
 //
-// Policy: S3-FIFO. A new row enters the small region (a twentieth of the slots); one that left it unread and is asked for
-// again, or that was read twice there, enters the main region. Both regions are swept by a clock hand in slot order,
-// which is FIFO order with reinsertion, without queues: a row with hits in the main region stays where it is and loses
-// one hit.
+// Policy: S3-FIFO. A new row enters the small region (a twentieth of the slots); one that left it unread and is asked
+// for again, or that was read twice there, enters the main region. Both regions are swept by a clock hand in slot
+// order, which is FIFO order with reinsertion, without queues: a row with hits in the main region stays where it is and
+// loses one hit.
 //
 // Readers (find_block, row) take no lock: they run inside an epoch (see epochs.h). Writers (admit) hold the mutex.
 // A slot is rewritten only after every reader that could have found it has left its epoch.
