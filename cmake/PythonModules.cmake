@@ -69,9 +69,11 @@ function(engram_python_module)
   endif()
 endfunction()
 
-engram_python_module(
-  MODULE engramd._engine FOLDER engramd LIBRARY engram_native
-  HEADERS wire.h hash.h pages.h engine.h simulate.h measure.h bench.h)
+if(NOT ENGRAM_CLIENT_ONLY)
+  engram_python_module(
+    MODULE engramd._engine FOLDER engramd LIBRARY engram_native
+    HEADERS wire.h hash.h pages.h engine.h simulate.h measure.h bench.h)
+endif()
 engram_python_module(
   MODULE engram_client._native FOLDER client/engram_client LIBRARY engram_client_native
   HEADERS wire.h hash.h client.h)
