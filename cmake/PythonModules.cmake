@@ -15,6 +15,15 @@ else()
   set(module_suffix ".abi3.so")
 endif()
 
+# zig's linker does not know the usual way, but takes a version script.
+include(CheckLinkerFlag)
+check_linker_flag(CXX "-Wl,--exclude-libs,ALL" ENGRAM_HAS_EXCLUDE_LIBS)
+if(ENGRAM_HAS_EXCLUDE_LIBS)
+  set(hide_archives -Wl,--exclude-libs,ALL)
+else()
+  set(hide_archives -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/python_module.map)
+endif()
+
 add_custom_target(engram_modules)
 
 function(engram_python_module)
@@ -52,7 +61,7 @@ function(engram_python_module)
   target_link_libraries(${target} PRIVATE ${ARG_LIBRARY})
   target_compile_options(${target} PRIVATE -Wno-error -Wno-extra -Wno-unused-parameter -Wno-missing-field-initializers)
   # Nothing but the module's init function is visible: two modules with the same library inside never mix.
-  target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL -Wl,-z,now -Wl,--gc-sections)
+  target_link_options(${target} PRIVATE ${hide_archives} -Wl,-z,now -Wl,--gc-sections)
   if(ARG_FAULTS)
     set(folder ${CMAKE_BINARY_DIR}/faults/${package})
   elseif(ENGRAM_INPLACE)

@@ -2,10 +2,10 @@
 
     build_wheel.py [--client-only] [--plain]
 
-The compiler is zig's clang (PyPI `ziglang`), which links against the symbol versions of an old glibc, so no container is needed;
-auditwheel then checks those versions and gives the wheel its manylinux tag. --client-only: the client alone, as
-`engramd-client`, without the daemon and what it needs. --plain: this machine's own compiler and tag, as `make install` wants
-it.
+The compiler is zig's clang (PyPI `ziglang`), which links against the symbol versions of an old glibc, so no container
+is needed; auditwheel then checks those versions and gives the wheel its manylinux tag. --client-only: the client alone,
+as `engramd-client`, without the daemon and what it needs. --plain: this machine's own compiler and tag, as `make
+install` wants it.
 """
 
 from __future__ import annotations

@@ -40,6 +40,13 @@ class Client(ABC):
         """The daemon's counters, as `engramd stats --json` prints them. Raises DaemonLost, RequestTimeout (seconds)."""
 
     @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """What this client has done so far, over all its sessions: `requests` answered with rows (a split one counts
+        once), `failed_requests` answered with an error, `rows` and `reply_bytes` received, `wait_ns` spent waiting for
+        replies and `copy_ns` copying them, both summed over threads. A request whose daemon was lost counts nowhere.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Hangs up and waits for nothing. Closing twice is harmless.
 

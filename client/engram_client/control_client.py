@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Any
 
@@ -30,6 +31,7 @@ class ControlClient(Client):
         self._closed = False
         self.channel = ControlChannel(self._endpoint, target)
         self.max_ticket_rows = 0
+        self._start_counting()
         self.layers()
         _clients.add(self)
 
@@ -50,11 +52,27 @@ class ControlClient(Client):
     def stats(self, *, timeout: float | None = 5.0) -> dict[str, Any]:
         return self.channel.stats(timeout)
 
+    def counters(self) -> dict[str, int]:
+        with self._counters_lock:
+            return dict(self._counters)
+
+    def count(self, **amounts: int) -> None:
+        """Adds to the counters of that name."""
+        with self._counters_lock:
+            for name, amount in amounts.items():
+                self._counters[name] += amount
+
     def close(self) -> None:
         self._closed = True
         self.channel.close()
 
+    def _start_counting(self) -> None:
+        self._counters_lock = threading.Lock()
+        names = ("requests", "failed_requests", "rows", "reply_bytes", "wait_ns", "copy_ns")
+        self._counters = dict.fromkeys(names, 0)
+
     def _start_over_in_child(self) -> None:
+        self._start_counting()
         closed = self.channel.is_closed
         self.channel = ControlChannel(self._endpoint, self.target)
         self.channel.is_closed = closed

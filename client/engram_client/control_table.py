@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ._native import ffi, lib
 from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
 from .control import ControlRequest
-from .errors import EngramError, RequestTimeout, TableMismatch
+from .errors import DaemonLost, EngramError, RequestTimeout, TableMismatch
 from .layer import LayerInfo, check_successor
 from .table import OnFull, Table, Ticket
 
@@ -46,6 +46,7 @@ class ControlTicket(Ticket):
             if self._request is None:
                 raise EngramError(f"{self._table._info}: the ticket is released")
             rows = self._rows = self._table._finish(self._request, self._count, timeout)
+            self._table._client.count(requests=1)
         array = np.frombuffer(rows, UINT8)
         if not self._split:
             return array.reshape(self._shape)
@@ -108,11 +109,21 @@ class ControlTable(Table):
         }
 
     def _finish(self, request: ControlRequest, count: int, timeout: float | None) -> memoryview:
-        rows = request.finish(timeout)[1]
+        client = self._client
+        began_ns = time.monotonic_ns()
+        try:
+            rows = request.finish(timeout)[1]
+        except EngramError as error:
+            if not isinstance(error, DaemonLost | RequestTimeout):
+                client.count(failed_requests=1)
+            raise
+        finally:
+            client.count(wait_ns=time.monotonic_ns() - began_ns)
         expected = count * self.row_bytes
         if rows is None or rows.nbytes != expected:
             got = "no rows" if rows is None else f"{rows.nbytes} bytes"
             raise EngramError(f"{self._info} at {self._client.target}: the reply has {got} instead of {expected} bytes")
+        client.count(rows=count, reply_bytes=expected)
         return rows
 
     def _fetch(self, ids: Ids, rows: Rows, scales: Rows | None, timeout: float | None) -> None:
@@ -163,6 +174,7 @@ class ControlTable(Table):
                     self._copy_out(in_flight, values, scale_rows, deadline)
             while in_flight:
                 self._copy_out(in_flight, values, scale_rows, deadline)
+            self._client.count(requests=1)
         finally:
             for _, _, request in in_flight:
                 request.drop()
@@ -195,12 +207,14 @@ class ControlTable(Table):
         begin, count, request = in_flight[0]
         reply = np.frombuffer(self._finish(request, count, self._left(deadline)), UINT8)
         in_flight.popleft()
+        began_ns = time.monotonic_ns()
         if scales is None:
             values[begin : begin + count] = reply.reshape(count, -1)
-            return
-        cut = count * values.shape[1]
-        values[begin : begin + count] = reply[:cut].reshape(count, -1)
-        scales[begin : begin + count] = reply[cut:].reshape(count, -1)
+        else:
+            cut = count * values.shape[1]
+            values[begin : begin + count] = reply[:cut].reshape(count, -1)
+            scales[begin : begin + count] = reply[cut:].reshape(count, -1)
+        self._client.count(copy_ns=time.monotonic_ns() - began_ns)
 
     @staticmethod
     def _left(deadline: float | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .client import Client
 from .errors import DaemonLost, EngramError
 from .layer import check_identity, select_layer
-from .ring_session import RingSession
+from .ring_session import TOTALS, RingSession
 from .ring_table import RingTable
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class RingClient(Client):
         self._failure: Exception | None = None
         self._closed = False
         self._control: ControlChannel | None = None
+        self._past = dict.fromkeys(TOTALS, 0)  # of sessions that are gone; guarded by _swap_lock
         self.session: RingSession | None = None
         self.connected()
         _clients.add(self)
@@ -81,6 +82,12 @@ class RingClient(Client):
         with self._swap_lock:
             if self.session is session:
                 self.session = None
+                self._add_past(session)
+
+    def _add_past(self, session: RingSession) -> None:
+        """Keeps a session's counts when it goes. Called with the lock held."""
+        for name, count in session.totals().items():
+            self._past[name] += count
 
     def table(self, name: str | None = None, layer: int | None = None, identity: str | None = None) -> RingTable:
         if identity is not None:
@@ -105,10 +112,17 @@ class RingClient(Client):
             control = self._control = ControlChannel(f"ipc://{self.path}", self.path)
         return control.stats(timeout)
 
+    def counters(self) -> dict[str, int]:
+        with self._swap_lock:
+            now = self.session.totals() if self.session is not None else {}
+            return {name: count + now.get(name, 0) for name, count in self._past.items()}
+
     def close(self) -> None:
         with self._swap_lock:
             self._closed = True
             session, self.session = self.session, None
+            if session is not None:
+                self._add_past(session)
         if session is not None:
             session.close()
         control, self._control = self._control, None
@@ -124,6 +138,7 @@ class RingClient(Client):
         self._swap_lock = threading.Lock()
         self._lock = threading.Lock()
         self.session = None
+        self._past = dict.fromkeys(TOTALS, 0)
         self._control = None
 
 

@@ -13,6 +13,8 @@ from .layer import LayerInfo
 #: Longest stay in one native call, so that Python can handle signals in between.
 SLICE_MS = 100
 
+TOTALS = ("requests", "failed_requests", "rows", "reply_bytes", "wait_ns", "copy_ns")
+
 
 class _ThreadError(threading.local):
     """One native error struct a thread, since making one costs as much as a whole call."""
@@ -107,6 +109,12 @@ class RingSession:
             "arena_bytes": usage.arena_bytes,
             "ids_bytes": usage.ids_bytes,
         }
+
+    def totals(self) -> dict[str, int]:
+        """The fields of engram_session_totals: what this session has done so far."""
+        totals = ffi.new("engram_session_totals *")
+        lib.engram_session_read_totals(self.handle, totals)
+        return {name: int(getattr(totals, name)) for name in TOTALS}
 
     def close(self) -> None:
         """Hangs up; the memory stays until the last reference is gone."""

@@ -55,6 +55,10 @@ void engram_session_read_usage(engram_session* session, engram_session_usage* us
   of(session).read_usage(*usage);
 }
 
+void engram_session_read_totals(engram_session* session, engram_session_totals* totals) {
+  of(session).totals().read(*totals);
+}
+
 uint32_t engram_session_layers(engram_session* session, engram_catalogue_record* records, uint32_t capacity) {
   return of(session).with_catalogue([&](const Catalogue& catalogue) {
     const auto& all = catalogue.records();

@@ -164,7 +164,11 @@ int run_fetch(Session& session, engram_fetch& fetch, int32_t timeout_ms, engram_
       detail->position += fetch.parts_done * fetch.part_rows;
       return end(detail->status);
     }
-    if (fetch.operation == ENGRAM_OPERATION_FETCH) copy_out(fetch, fetch.parts_done, reply);
+    if (fetch.operation == ENGRAM_OPERATION_FETCH) {
+      const int64_t began_ns = monotonic_ns();
+      copy_out(fetch, fetch.parts_done, reply);
+      session.totals().add_copy(monotonic_ns() - began_ns);
+    }
     session.release(ticket);
     ++fetch.parts_done;
   }

@@ -18,6 +18,7 @@
 #include "ring/catalogue.h"
 #include "ring/extents.h"
 #include "ring/handshake.h"
+#include "ring/session_totals.h"
 
 namespace engram {
 
@@ -56,6 +57,7 @@ class Session {
   uint64_t ticket_rows(uint32_t row_bytes) const;
   uint64_t next_request_id() { return request_id_.fetch_add(1, std::memory_order_relaxed); }
   void read_usage(engram_session_usage& usage);
+  SessionTotals& totals() { return totals_; }
   // Calls `use` with the catalogue, which cannot change meanwhile.
   template <typename Use>
   auto with_catalogue(Use use) {
@@ -82,6 +84,8 @@ class Session {
     uint64_t reply_bytes = 0;
     uint64_t row_count = 0;
     uint32_t row_bytes = 0;
+    bool begins_request = false;          // the only part, or the first
+    std::atomic<bool> is_counted{false};  // its outcome is in the totals
   };
   // A thread that waits for room; lies on that thread's stack, in a list guarded by lock_.
   struct RoomWaiter {
@@ -105,7 +109,8 @@ class Session {
   void send(int slot);
   // The slot of an open ticket, or -1.
   int slot_of(int64_t ticket) const;
-  int spin(int slot, int64_t serial_ticket) const;
+  int spin(int slot, int64_t serial_ticket, int64_t began_ns) const;
+  void count_outcome(LocalSlot& local, uint32_t status);
   int64_t spin_ns(uint64_t row_count) const;
   bool is_daemon_dead() const;
   int is_serving(bool thorough, engram_error* error);
@@ -128,6 +133,7 @@ class Session {
   std::atomic<bool> in_child_{false};
   std::atomic<const char*> lost_{nullptr};  // why, once known
   std::atomic<uint64_t> request_id_{1};
+  SessionTotals totals_;
 
   std::mutex catalogue_lock_;
   std::mutex lock_;

@@ -117,6 +117,8 @@ int Session::try_take_slot(const Submission& submission) {
   local.reply_bytes = reply_bytes;
   local.row_count = submission.row_count;
   local.row_bytes = submission.layer->row_bytes;
+  local.begins_request = submission.part_index == 0;
+  local.is_counted.store(false, std::memory_order_relaxed);
   return slot;
 }
 

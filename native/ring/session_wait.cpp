@@ -19,12 +19,12 @@ int64_t Session::spin_ns(uint64_t row_count) const {
 }
 
 // Looks at the completion word for a while; returns its last value.
-int Session::spin(int slot, int64_t ticket) const {
+int Session::spin(int slot, int64_t ticket, int64_t began_ns) const {
   const uint32_t& word = shared_slot(slot).reply.completion;
   uint32_t status = atomic(word).load(std::memory_order_acquire);
   const int64_t limit_ns = spin_ns(slots_[slot].row_count);
   if (status != ENGRAM_STATUS_EMPTY || limit_ns == 0) return static_cast<int>(status);
-  const int64_t end = monotonic_ns() + limit_ns;
+  const int64_t end = began_ns + limit_ns;
   for (uint32_t turn = 1;; ++turn) {
     spin_pause();
     status = atomic(word).load(std::memory_order_acquire);
@@ -35,6 +35,16 @@ int Session::spin(int slot, int64_t ticket) const {
     const bool is_over =
         monotonic_ns() >= end || closed_.load(std::memory_order_relaxed) || slot_of(ticket) < 0 || is_daemon_dead();
     if (is_over) return static_cast<int>(status);
+  }
+}
+
+// Once for each ticket, whoever waits on it; STALE is not an outcome, since the request is sent again.
+void Session::count_outcome(LocalSlot& local, uint32_t status) {
+  if (status == ENGRAM_STATUS_STALE || local.is_counted.exchange(true, std::memory_order_relaxed)) return;
+  if (status != ENGRAM_STATUS_OK) {
+    totals_.add_failure();
+  } else if (local.reply_bytes != 0) {
+    totals_.add_reply(local.begins_request, local.row_count, local.reply_bytes);
   }
 }
 
@@ -53,7 +63,11 @@ const void* Session::wait(int64_t ticket, int32_t timeout_ms, engram_error* erro
   local.holder.store(current_thread(), std::memory_order_relaxed);
   engram_slot& shared = shared_slot(slot);
   uint32_t status = completion(slot);
-  if (status == ENGRAM_STATUS_EMPTY && timeout_ms != 0) status = static_cast<uint32_t>(spin(slot, ticket));
+  const int64_t began_ns = status == ENGRAM_STATUS_EMPTY && timeout_ms != 0 ? monotonic_ns() : 0;
+  if (began_ns != 0) status = static_cast<uint32_t>(spin(slot, ticket, began_ns));
+  const auto count_wait = [&] {
+    if (began_ns != 0) totals_.add_wait(monotonic_ns() - began_ns);
+  };
   if (status == ENGRAM_STATUS_EMPTY) {
     const int64_t deadline = deadline_ns(timeout_ms);
     atomic(shared.waiting).store(1, std::memory_order_seq_cst);
@@ -64,10 +78,12 @@ const void* Session::wait(int64_t ticket, int32_t timeout_ms, engram_error* erro
         // What completed before the end still counts.
         status = completion(slot);
         if (status != ENGRAM_STATUS_EMPTY) break;
+        count_wait();
         return nullptr;
       }
       const int64_t left = deadline == INT64_MAX ? kSliceNs : deadline - monotonic_ns();
       if (left <= 0) {
+        count_wait();
         fail(error, ENGRAM_STATUS_TIMEOUT, 0, "no completion within %d ms", timeout_ms);
         return nullptr;
       }
@@ -79,15 +95,18 @@ const void* Session::wait(int64_t ticket, int32_t timeout_ms, engram_error* erro
         futex_wake_all(&shared.reply.completion, FutexScope::kShared);
       }
       if (outcome == EINTR) {
+        count_wait();
         fail(error, ENGRAM_CLIENT_AGAIN, EINTR, "interrupted by a signal");
         return nullptr;
       }
     }
   }
+  count_wait();
   if (slot_of(ticket) < 0) {
     fail(error, ENGRAM_CLIENT_CLOSED, 0, "the ticket was released by another thread");
     return nullptr;
   }
+  count_outcome(local, status);
   if (status == ENGRAM_STATUS_OK) return arena_.data() + local.reply_offset;
   report(slot, static_cast<int>(status), error);
   return nullptr;

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -60,6 +61,11 @@ def test_counters_add_up_in_stats_and_metrics(start_daemon: Any, load: Any, engr
     assert total(samples, "engramd_rows_total") == work.rows
     assert total(samples, "engramd_rows_total", source="zero") == work.zero
     assert total(samples, "engramd_request_errors_total", error="RowIdError") == work.refused
+    own = work.client.counters()
+    assert (own["requests"], own["failed_requests"], own["rows"]) == (work.requests, work.refused, work.rows)
+    assert own["reply_bytes"] == 264 * work.rows
+    assert own["wait_ns"] > 0
+    assert own["copy_ns"] > 0
     layers = [layer for table in stats["tables"] for layer in table["layers"]]
     assert sum(layer["rows"] for layer in layers) == work.rows
     for layer in layers:
@@ -87,6 +93,36 @@ def test_counters_add_up_in_stats_and_metrics(start_daemon: Any, load: Any, engr
             assert next(2 * count for bound, count in bounds if bound >= latency["p50"] * 1.07e-6) >= latency["count"]
     assert total(samples, "engramd_sessions") == len(stats["sessions"]) == 1
     assert stats["sessions"][0]["rows"] == work.rows
+
+
+@pytest.mark.parametrize("way", ["ring", "control"])
+def test_the_clients_own_counters(start_daemon: Any, way: str) -> None:
+    """Fetches in parts, tickets (waited for twice, or never), prefetches, refusals, and a daemon that comes back."""
+    import engram_client
+
+    daemon = start_daemon()
+    with engram_client.connect(daemon.socket if way == "ring" else f"ipc-control:{daemon.socket}") as client:
+        table = client.table(layer=1)
+        many = client.max_ticket_rows + 1000
+        assert len(table.fetch(np.arange(many) % table.num_rows)) == many
+        with table.submit([1, -1, 2]) as ticket:
+            ticket.wait()
+            ticket.wait()
+        table.submit([1]).release()
+        table.prefetch([5, 6])
+        with pytest.raises(engram_client.RowIdError):
+            table.fetch([table.num_rows])
+        own = client.counters()
+        assert own["failed_requests"] == 1
+        assert (own["requests"], own["rows"], own["reply_bytes"]) == (2, many + 3, 264 * (many + 3))
+        daemon.kill()
+        with pytest.raises(engram_client.DaemonLost):
+            table.fetch([1])
+        start_daemon(socket=daemon.socket)
+        table.fetch([1])
+        after = client.counters()
+        assert (after["requests"], after["rows"]) == (3, many + 4)
+        assert after["wait_ns"] >= own["wait_ns"]
 
 
 def test_names_and_types_follow_the_conventions() -> None:

@@ -64,6 +64,16 @@ typedef struct engram_session_usage {
   uint64_t ids_bytes;
 } engram_session_usage;
 
+/* What a session has done so far. A request that was split counts once; one refused or failed has no rows. */
+typedef struct engram_session_totals {
+  uint64_t requests;
+  uint64_t failed_requests; /* answered with an error */
+  uint64_t rows;            /* received */
+  uint64_t reply_bytes;
+  uint64_t wait_ns; /* of all threads, in waits that did not find their reply ready */
+  uint64_t copy_ns; /* out of the arena, in engram_fetch_run */
+} engram_session_totals;
+
 /* A fetch in progress. Zero the struct, then set the first part. */
 typedef struct engram_fetch {
   const engram_layer* layer;
@@ -96,6 +106,7 @@ int engram_session_check(engram_session* session, engram_error* error);
 /* What the daemon said at the handshake. Valid until free. */
 const engram_welcome* engram_session_welcome(const engram_session* session);
 void engram_session_read_usage(engram_session* session, engram_session_usage* usage);
+void engram_session_read_totals(engram_session* session, engram_session_totals* totals);
 
 /* Copies up to `capacity` records of the catalogue; returns how many there are. */
 uint32_t engram_session_layers(engram_session* session, engram_catalogue_record* records, uint32_t capacity);
