@@ -145,6 +145,45 @@ sanitize-python: $(SETUP_DONE) ## the Python suite's main paths over ASAN and UB
 	  if "/build/asan/" not in m.__file__) or 0)'
 	timeout $(SANITIZED_PYTEST_TIMEOUT_S) $(SANITIZED_PYTHON) -m pytest -m "not slow" -q $(PYTEST_ARGS)
 
+# The wheel's tools are installed when they are first needed: a C++ compiler for an old glibc is 80 MB.
+WHEEL_TOOLS := $(VENV)/.wheel-tools-done
+$(WHEEL_TOOLS): $(SETUP_DONE)
+	@$(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --editable '.[wheel]'
+	@touch $@
+
+.PHONY: wheel
+wheel: $(WHEEL_TOOLS) ## wheels for any glibc from 2.28 on, of the whole and of the client alone, into dist/
+	@rm -f dist/*.whl
+	@$(VENV_PYTHON) tools/build_wheel.py
+	@$(VENV_PYTHON) tools/build_wheel.py --client-only
+
+.PHONY: wheel-test
+wheel-test: wheel ## install the wheels into clean environments and use them
+	@$(VENV_PYTHON) tools/smoke_wheel.py
+
+# The program and what it depends on go into an environment of their own, as Debian's Python wants it.
+PREFIX ?= /usr/local
+DESTDIR ?=
+PROGRAM_FOLDER = $(DESTDIR)$(PREFIX)/lib/engramd
+.PHONY: install
+install: $(SETUP_DONE) ## program, service, user and folders, under DESTDIR and PREFIX (/usr/local)
+	@rm -f dist/engramd_server-*-linux_*.whl
+	@$(VENV_PYTHON) tools/build_wheel.py --plain
+	@"$(PYTHON)" -m venv --clear --without-pip $(PROGRAM_FOLDER)
+	@$(VENV_PYTHON) -m pip --disable-pip-version-check --python $(PROGRAM_FOLDER)/bin/python install --quiet \
+	  dist/engramd_server-*-linux_*.whl
+	@test -z "$(DESTDIR)" || sed -i '1s|^#!$(DESTDIR)|#!|' $(PROGRAM_FOLDER)/bin/engramd
+	@install -d $(DESTDIR)$(PREFIX)/bin && ln -sfn ../lib/engramd/bin/engramd $(DESTDIR)$(PREFIX)/bin/engramd
+	@install -D -m 644 deploy/engramd.service $(DESTDIR)$(PREFIX)/lib/systemd/system/engramd.service
+	@install -D -m 644 deploy/engramd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/engramd.conf
+	@install -D -m 644 deploy/engramd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/engramd.conf
+	@test -e $(DESTDIR)/etc/engramd/engramd.toml || \
+	  install -D -m 644 deploy/engramd.toml $(DESTDIR)/etc/engramd/engramd.toml
+	@install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/engramd README.md CHANGELOG.md LICENSE docs/*.md
+	@install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/engramd deploy/grafana-dashboard.json deploy/seccomp-engramd.json
+	@echo "Installed. Next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload;"
+	@echo "name a table in /etc/engramd/engramd.toml; systemctl enable --now engramd"
+
 .PHONY: clean
 clean: ## remove what was built; .venv/ stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache
