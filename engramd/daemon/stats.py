@@ -14,6 +14,7 @@ from engramd.daemon.reconfigure import Reconfigure
 from engramd.daemon.scrub import Scrubber
 
 LATENCY_CLASSES = ("1-256", "257-4096", "4097-65536", "65537-")
+SMAPS_SHARE = 0.005
 _LAYER_COUNTERS = (
     "rows_total",
     "requests",
@@ -40,6 +41,8 @@ class Statistics:
         self._scrubber = scrubber
         self._configuration = configuration
         self._session_name = session_name
+        self._huge_due_at = 0.0
+        self._huge_bytes = 0
         self._started_at = time.monotonic()
         self._is_fault_build = injected_faults() is not None
 
@@ -52,6 +55,16 @@ class Statistics:
                 for index, name in enumerate(LATENCY_CLASSES)
             }
         return stats
+
+    def _transparent_huge_bytes(self) -> int:
+        """Read anew at most SMAPS_SHARE of the time: the kernel walks all page tables for it, which takes long in a
+        large process of small pages."""
+        began = time.monotonic()
+        if began >= self._huge_due_at:
+            self._huge_bytes = transparent_huge_bytes()
+            now = time.monotonic()
+            self._huge_due_at = now + (now - began) / SMAPS_SHARE
+        return self._huge_bytes
 
     def _counters(self) -> dict[str, Any]:
         counters = self._engine.counters()
@@ -68,7 +81,7 @@ class Statistics:
                 "budget_bytes": counters["budget_bytes"],
                 "used_bytes": counters["used_bytes"],
                 "metadata_bytes": counters["metadata_bytes"],
-                "huge_bytes": counters["hugetlb_bytes"] + transparent_huge_bytes(),
+                "huge_bytes": counters["hugetlb_bytes"] + self._transparent_huge_bytes(),
                 "rows_cached": counters["rows_cached"],
             },
             "arenas": {

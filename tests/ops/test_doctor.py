@@ -125,7 +125,7 @@ def test_memory(machine: Any) -> None:
 )  # fmt: skip
 def test_control_groups(machine: Any, files: dict[str, str]) -> None:
     here = machine(files)
-    check(memory.control_group(here, 4 * GIB, 0), Grade.FAIL, "memory limit 2.0 GiB", "--dram to 1.8 GiB")
+    check(memory.control_group(here, 4 * GIB, 0), Grade.FAIL, "memory limit 2.0 GiB", "--dram to 1.9 GiB")
     check(memory.control_group(here, GIB, 4 * GIB), Grade.WARN, "--arena-limit")
     check(memory.control_group(here, GIB, GIB // 2), Grade.OK)
 
