@@ -39,8 +39,6 @@ def _limits_along(roots: list[str], path: str, name: str) -> list[tuple[int, str
     limits = []
     for root in dict.fromkeys(roots):
         folder = os.path.normpath(f"{root}/{path}")
-        if not f"{folder}/".startswith(f"{root}/"):
-            folder = root  # "/../..": a group outside the control group namespace, whose root is the tightest seen
         while folder.startswith(root):
             file = f"{folder}/{name}"
             try:

@@ -120,7 +120,6 @@ def test_memory(machine: Any) -> None:
         {"proc/self/cgroup": "4:memory:/box\n1:cpu:/\n",
          "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2 * GIB}\n",
          "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
-        {"proc/self/cgroup": "0::/../..\n", "sys/fs/cgroup/memory.max": f"{2 * GIB}\n"},
     ],
 )  # fmt: skip
 def test_control_groups(machine: Any, files: dict[str, str]) -> None:
