@@ -142,7 +142,6 @@ class TableDirectory:
         files.write_file(os.path.join(self.partial, JOURNAL_NAME + ".new"), journal)
         files.rename(os.path.join(self.partial, JOURNAL_NAME + ".new"), os.path.join(self.partial, JOURNAL_NAME))
         files.sync_directory(self.partial)
-        files.sync_directory(self.path)
 
     def discard(self, planned: Iterable[PlannedFile] = ()) -> None:
         """Removes the work folder, unfinished stripes (`planned`) and data files that no manifest names."""

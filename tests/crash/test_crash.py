@@ -6,6 +6,7 @@ ten times the promise.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -24,8 +25,8 @@ import numpy as np
 from engram_client import DaemonLost
 
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
-KILLS = int(os.environ.get("ENGRAM_N", "4"))
-SESSIONS = 50 * int(os.environ.get("ENGRAM_N", "6"))
+KILLS = int(os.environ.get("ENGRAM_N", "3"))
+SESSIONS = 50 * int(os.environ.get("ENGRAM_N", "4"))
 LOST_S, LOST_ASSERTED_S = 0.1, 1.0
 SERVING_S, SERVING_ASSERTED_S = 0.5, 5.0
 CHURN = Path(__file__).parent / "client_churn.py"
@@ -140,8 +141,12 @@ def test_daemon_killed_under_load(start_daemon: Any, rows: dict[int, Any]) -> No
             if client is clients[0]:
                 serving.append(time.monotonic() - begin)
     # This process's old sessions are gone with their last tickets: two live ones are left.
-    maps = Path("/proc/self/maps").read_text()
-    assert maps.count("memfd:engram-ring") <= len(clients)
+    del load, client, got, thread
+    gc.collect()
+    wait_until(
+        lambda: Path("/proc/self/maps").read_text().count("memfd:engram-ring") <= len(clients),
+        lambda: f"seed {SEED}: old sessions' rings stay mapped",
+    )
     assert set(os.listdir("/dev/shm")) <= shared_before
     for client in clients:
         client.close()
@@ -212,7 +217,8 @@ def test_clients_killed_in_every_phase(start_daemon: Any, stats: Any, rows: dict
 def test_memory_of_a_dead_client_stays_until_its_reads_have_landed(
     faulty_daemon: Any, stats: Any, rows: dict[int, Any]
 ) -> None:
-    daemon = faulty_daemon("slow=1,slow_ms=1500", dram="0", arena="1MiB")
+    held_ms = 8000 if "ENGRAM_SANITIZE" in os.environ else 2000  # longer than it takes to ask for the statistics
+    daemon = faulty_daemon(f"slow=1,slow_ms={held_ms}", dram="0", arena="1MiB")
     child = os.fork()
     if child == 0:
         table = engram_client.connect(daemon.socket).table(layer=1)

@@ -16,7 +16,7 @@ import pytest
 from engram_client import PageCorrupt, ReadFailed
 
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
-ROWS = int(os.environ.get("ENGRAM_N", "100000"))  # fetched while reads are faulted
+ROWS = int(os.environ.get("ENGRAM_N", "60000"))  # fetched while reads are faulted
 RETRIED = ("short", "eintr", "eagain", "slow")
 WRONG = ("flip", "misdirected", "layer", "stale")  # every row of the page is wrong
 EACH = 0.0001

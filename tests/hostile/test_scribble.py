@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
-STATES = int(os.environ.get("ENGRAM_N", "6000"))
+STATES = int(os.environ.get("ENGRAM_N", "4000"))
 SCRIBBLER = Path(__file__).parent / "scribbler.py"
 
 

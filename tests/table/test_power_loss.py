@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -52,6 +53,15 @@ class NoSync(Files):
         pass
 
 
+class Interrupted(NoSync):
+    """Ends a pack just before it publishes."""
+
+    def rename(self, source: str, target: str) -> None:
+        if target.endswith(manifests.NAME):
+            raise PowerLoss
+        super().rename(source, target)
+
+
 class PowerLossFiles(Files):
     """Stops before step `stop_at`; `surviving` then builds what is left of the directory `root`."""
 
@@ -76,6 +86,7 @@ class PowerLossFiles(Files):
                 self.inodes[path] = len(self.inodes)
                 self.synced[self.inodes[path]] = Path(path).read_bytes()
         self.before = dict(self.inodes)
+        self.current: dict[int, bytes] | None = None  # content of the files when the machine stopped
 
     def step(self) -> None:
         with self.lock:
@@ -173,8 +184,9 @@ class PowerLossFiles(Files):
 
     def surviving(self, target: Path, chance: random.Random) -> None:
         """Builds at `target` one of the states that the machine could come back with."""
-        current = {number: Path(path).read_bytes() for path, number in self.inodes.items() if number != DIRECTORY}
-        state = dict(self.before)
+        if self.current is None:
+            self.current = {n: Path(path).read_bytes() for path, n in self.inodes.items() if n != DIRECTORY}
+        current, state = self.current, dict(self.before)
         keeps = chance.choice((0.0, 0.5, 0.9, 1.0))  # how far what was not synced has come
         lost: set[str] = set()  # directories whose further changes have not happened
         renamed = True  # whether the last add has happened, which a rename's other half waits for
@@ -223,28 +235,45 @@ def is_published(table: Path, generation: int) -> bool:
     return (table / manifests.NAME).exists() and manifests.load(table).generation == generation
 
 
-def losses(source: TableSource, root: Path, generations: int, lost_syncs: str = "") -> int:
-    """Packs onto `generations` older ones, stopping at each step in turn; returns the number of steps. Raises
+def losses(
+    source: TableSource,
+    root: Path,
+    generations: int,
+    lost_syncs: str = "",
+    restart: bool = False,
+    striped: bool = False,
+) -> int:
+    """Packs onto `generations` older ones, stopping at each step in turn; returns the number of steps. With `restart`
+    there is an interrupted pack to be given up first; with `striped` data files lie in two other directories. Raises
     AssertionError where what survives is not the old table or the new one, or cannot be packed onto."""
     stop_at = 0
     while True:
         case = root / str(stop_at)
         table = case / "t"
         case.mkdir()
+        stripes = [str(case / name) for name in ("a", "b")] if striped else None
+        for stripe in stripes or ():
+            os.mkdir(stripe)
         for _ in range(generations):
-            old = pack(source, str(table), files=NoSync())
+            old = pack(source, str(table), files=NoSync(), stripes=stripes)
+        if restart:
+            with pytest.raises(PowerLoss):
+                pack(source, str(table), files=Interrupted(), stripes=stripes)
         files = PowerLossFiles(case, stop_at, lost_syncs)
         try:
-            whole = pack(source, str(table), files=files, sync_interval_s=0)
+            whole = pack(source, str(table), files=files, sync_interval_s=0, restart=restart, stripes=stripes)
             assert whole.generation == generations + 1
             finished = True
         except PowerLoss:
             finished = False
-        vouched_for = files.vouched_for()
+        vouched_for = 0 if restart else files.vouched_for()
         for seed in range(4):
             left = root / f"{stop_at}-{seed}"
             files.surviving(left, random.Random(seed))
-            survivor = left / "t"
+            # At its old place, since stripes have absolute paths.
+            shutil.rmtree(case)
+            left.rename(case)
+            survivor = table
             if finished or (survivor / "manifest.json").exists():
                 manifest = manifests.load(survivor)
                 assert manifest.generation in (generations, generations + 1)
@@ -257,7 +286,7 @@ def losses(source: TableSource, root: Path, generations: int, lost_syncs: str = 
                 # Work that was called durable is not done again.
                 assert (survivor / PARTIAL / JOURNAL_NAME).exists()
                 assert durable_records((survivor / PARTIAL / DIGESTS_NAME).read_bytes()) >= vouched_for
-            again = pack(source, str(survivor), files=NoSync())
+            again = pack(source, str(survivor), files=NoSync(), stripes=stripes)
             assert verify(manifests.load(survivor), source).bad_pages == 0
             assert again.generation in (generations + 1, generations + 2)
         if finished:
@@ -286,10 +315,12 @@ def small_source(tmp_path: Path) -> TableSource:
     return table_source(open_checkpoint(str(path)), str(path / "tensors.toml"))
 
 
-@pytest.mark.parametrize("generations", [0, 1])
-def test_power_loss_at_every_step(small_source: TableSource, tmp_path: Path, generations: int) -> None:
+@pytest.mark.parametrize(("generations", "restart", "striped"), [(0, False, False), (0, True, False), (1, False, True)])
+def test_power_loss_at_every_step(
+    small_source: TableSource, tmp_path: Path, generations: int, restart: bool, striped: bool
+) -> None:
     (tmp_path / "cases").mkdir()
-    steps = losses(small_source, tmp_path / "cases", generations)
+    steps = losses(small_source, tmp_path / "cases", generations, restart=restart, striped=striped)
     assert steps > 40
 
 
