@@ -20,7 +20,7 @@ LOCKED := mkdir -p build && flock build/.lock
 # Longest time of the sanitizer run of the Python suite.
 SANITIZED_PYTEST_TIMEOUT_S ?= 900
 PYTHON_FOLDERS := engramd client/engram_client tools bench tests
-CPP_FILES = $(shell find native client -name '*.h' -o -name '*.cpp')
+CPP_FILES = $(shell find native client -name "*.h" -o -name "*.c" -o -name "*.cpp") $(wildcard tests/*/*.h tests/*/*.c tests/*/*.cpp)
 
 .PHONY: help
 help: ## list the targets
@@ -97,6 +97,11 @@ scribble: build ## hostile clients that scribble over their rings; N states
 .PHONY: crash
 crash: build ## SIGKILL of packer, daemon and clients at random moments; N kills
 	$(SEEDED) tests/crash $(SEEDED_END)
+
+.PHONY: gpu-soak
+gpu-soak: N = 10000
+gpu-soak: build ## random batches of each GPU mode against the doubles, with injected errors; N batches a mode
+	$(SEEDED) tests/gpu -k random_batches $(SEEDED_END)
 
 # Seconds for each of the fuzz targets where N, a number of inputs, is not given.
 FUZZ_S ?= 30

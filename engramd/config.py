@@ -51,6 +51,7 @@ class Settings:
     uid_share: int = 75
     workers: int = 0
     reader: str = "auto"
+    poll_budget: float = 0.1
     log_level: str = "info"
     state: str | None = None
     scrub_bytes: int = 8 << 20

@@ -96,6 +96,21 @@ def integer(minimum: int, maximum: int, unit: str) -> Check:
     return Check(f"{unit}: {minimum} to {maximum}", convert)
 
 
+def share(minimum: float) -> Check:
+    """A share of one, as a number or a text."""
+
+    def convert(value: Any, where: str) -> float:
+        try:
+            number = float("nan" if isinstance(value, bool) else value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not minimum <= number <= 1:
+            raise EngramdError(f"{where}: {value!r} is not a number from {minimum} to 1")
+        return number
+
+    return Check(f"{minimum} to 1", convert)
+
+
 def choice(*choices: str) -> Check:
     """One of some words."""
 
@@ -185,6 +200,13 @@ OPTIONS: tuple[Option, ...] = (
         "KIND",
         choice(*READERS),
         "how pages are read; auto takes io_uring and falls back to pread",
+    ),
+    Option(
+        "poll_budget",
+        "poll_budget",
+        "SHARE",
+        share(0.001),
+        "share of one CPU that a worker may spend looking at idle GPU streams",
     ),
     Option(
         "state",

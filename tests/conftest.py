@@ -68,8 +68,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def table(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed table of `checkpoint`, named `demo`. Tests that change it work on a copy."""
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed table of `checkpoint`, named `demo`. Tests that change it work on a copy.
+
+    Tests that run other tests hand their own table on in ENGRAM_TEST_TABLE."""
+    if "ENGRAM_TEST_TABLE" in os.environ:
+        return Path(os.environ["ENGRAM_TEST_TABLE"])
+    checkpoint: Path = request.getfixturevalue("checkpoint")
     path = tmp_path_factory.mktemp("tables") / "demo"
     done = run_engramd("pack", checkpoint, path, timeout_s=120)
     assert done.returncode == 0, done.stderr

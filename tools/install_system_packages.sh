@@ -32,6 +32,7 @@ need python3-venv "$python" -c 'import ensurepip, venv'
 need util-linux setarch --version
 need systemd systemd-analyze --version
 need libseccomp2 "$python" -c 'import ctypes; ctypes.CDLL("libseccomp.so.2")'
+need pkg-config pkg-config --version
 if [ "$extra" = bench ]; then need fio fio --version; fi
 if [ "$extra" = fuzz ]; then
   need clang-14 clang++-14 --version

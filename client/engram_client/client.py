@@ -84,6 +84,7 @@ def connect(
     spin_us: int | None = None,
     timeout: float = 5.0,
     name: str | None = None,
+    writable_arena: bool = False,
 ) -> Client:
     """Opens a session with a daemon.
 
@@ -93,6 +94,8 @@ def connect(
     arena_bytes: size of the reply arena (0 = the daemon's choice, which is also the most).
     spin_us: how long a wait looks for its reply before it sleeps, in microseconds; None fits it to the batch
     (20 + 0.1 a row, at most 500), 0 sleeps at once. timeout: of the handshake, in seconds. name: for the daemon's log.
+    writable_arena: map the arena for writing too, which devices need that register no read-only memory (a stray write
+    of this process can then spoil its own replies).
     Raises DaemonLost where nobody answers (it does not retry), Busy where the daemon takes no more sessions.
     """
     address = find_target() if target is None else os.fspath(target)
@@ -106,4 +109,6 @@ def connect(
         return ControlClient(address, timeout)
     from .ring_client import RingClient
 
-    return RingClient(address, arena_bytes=arena_bytes, spin_us=spin_us, timeout=timeout, name=name)
+    return RingClient(
+        address, arena_bytes=arena_bytes, spin_us=spin_us, timeout=timeout, name=name, writable_arena=writable_arena
+    )

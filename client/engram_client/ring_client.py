@@ -28,9 +28,16 @@ class RingClient(Client):
         spin_us: int | None = None,
         timeout: float = 5.0,
         name: str | None = None,
+        writable_arena: bool = False,
     ) -> None:
         self.path = path
-        self._options = {"arena_bytes": arena_bytes, "spin_us": spin_us, "timeout": timeout, "name": name}
+        self._options = {
+            "arena_bytes": arena_bytes,
+            "spin_us": spin_us,
+            "timeout": timeout,
+            "name": name,
+            "writable_arena": writable_arena,
+        }
         self._swap_lock = threading.Lock()  # guards `session` and `_closed`; held for a moment only
         self._lock = threading.Lock()  # held while one thread connects and others wait for the outcome
         self._attempts = 0

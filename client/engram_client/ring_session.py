@@ -36,19 +36,29 @@ class RingSession:
     __slots__ = ("__weakref__", "_is_open", "handle", "layers", "path")
 
     def __init__(
-        self, path: str, *, arena_bytes: int = 0, spin_us: int | None = None, timeout: float, name: str | None = None
+        self,
+        path: str,
+        *,
+        arena_bytes: int = 0,
+        spin_us: int | None = None,
+        timeout: float,
+        name: str | None = None,
+        writable_arena: bool = False,
     ) -> None:
         self._is_open = False
         self.path = path
         if "\0" in path:
             raise ValueError(f"a socket path cannot contain a zero byte: {path!r}")
+        # Stream slots cost a few KiB of the ring and nothing else until a GPU stream uses one.
+        flags = lib.ENGRAM_CONNECT_STREAM_SLOTS | (lib.ENGRAM_CONNECT_WRITABLE_ARENA if writable_arena else 0)
         client_name = ffi.new("char[]", name.encode("utf-8", "replace")[:63]) if name is not None else ffi.NULL
         deadline = time.monotonic() + timeout
         error = ffi.new("engram_error *")
         while True:
             left_ms = max(1, int((deadline - time.monotonic()) * 1000))
             options = ffi.new(
-                "engram_connect_options *", (arena_bytes, left_ms, -1 if spin_us is None else spin_us, client_name)
+                "engram_connect_options *",
+                (arena_bytes, left_ms, -1 if spin_us is None else spin_us, client_name, flags, 0),
             )
             pointer = lib.engram_connect(path.encode("utf-8", "surrogateescape"), options, error)
             if pointer:

@@ -25,6 +25,7 @@ _wait = lib.engram_wait
 _release = lib.engram_release
 _from_buffer = ffi.from_buffer
 _buffer = ffi.buffer
+_cast = ffi.cast
 _frombuffer = np.frombuffer
 
 # A table that is reloaded faster than a request takes is a mistake of its operator.
@@ -97,6 +98,17 @@ class RingTicket(Ticket):
                 self._memory = memoryview(self._buffer).toreadonly()
             memory: memoryview = self._memory
             return memory
+
+    def wait_address(self, timeout: float | None = None) -> int:
+        """As wait(), but the address of the reply (0 where it is empty): for those who hand it to a device."""
+        if self._number < 0:
+            return 0
+        error = thread_error.struct
+        deadline = _deadline(timeout)
+        pointer = _wait(self._handle, self._number, _slice_ms(deadline), error)
+        if not pointer:
+            pointer = self._wait_on(deadline, timeout, error)
+        return int(_cast("uintptr_t", pointer))
 
     def _split_views(self, memory: memoryview) -> tuple[Rows, Rows]:
         values_shape, scales_shape = self._table._split_shapes(self._shape[:-1], "split")

@@ -90,6 +90,7 @@ class Engine:
         options.slot_count = SLOT_COUNT
         options.workers = settings.workers
         options.reader = _READERS[settings.reader]
+        options.poll_permille = max(1, round(settings.poll_budget * 1000))
         self._engine = lib.engram_engine_create(options, error, _ERROR_BYTES)
         if self._engine == ffi.NULL:
             raise EngramdError(f"the engine does not start: {text_of(error)}")
@@ -178,13 +179,13 @@ class Engine:
             text=text_of(event.text),
         )
 
-    def open_session(self, pid: int, uid: int, arena_bytes: int) -> tuple[Any, tuple[int, int, int]]:
+    def open_session(self, pid: int, uid: int, arena_bytes: int, flags: int) -> tuple[Any, tuple[int, int, int]]:
         """(engram_welcome *, (ring, arena, doorbell)); the caller closes the three. Raises SessionRefused."""
         error = ffi.new("char[]", _ERROR_BYTES)
         welcome = ffi.new("engram_welcome *")
         descriptors = ffi.new("engram_session_descriptors *")
         status = lib.engram_engine_open_session(
-            self._engine, pid, uid, arena_bytes, welcome, descriptors, error, _ERROR_BYTES
+            self._engine, pid, uid, arena_bytes, flags, welcome, descriptors, error, _ERROR_BYTES
         )
         if status != 0:
             raise SessionRefused(status if status > 0 else lib.ENGRAM_STATUS_BUSY, text_of(error))

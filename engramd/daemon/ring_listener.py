@@ -271,7 +271,7 @@ class RingListener:
                 f"update {'the daemon' if low > ours else 'the client'}"
             )
         self._quota.check(connection.uid)
-        if not self._opener.submit(lambda: self._open(connection, hello.arena_bytes)):
+        if not self._opener.submit(lambda: self._open(connection, hello.arena_bytes, hello.message.flags)):
             raise SessionRefused(lib.ENGRAM_STATUS_BUSY, f"{MAX_OPENING} sessions are being opened, the limit")
         # It has nothing more to say before its welcome; whether it left is seen then.
         del self._pending[connection]
@@ -281,10 +281,10 @@ class RingListener:
         connection.memory_bytes = self._quota.session_bytes
         self._quota.add(connection.uid, connection.memory_bytes)
 
-    def _open(self, connection: Connection, arena_bytes: int) -> Callable[[], None]:
+    def _open(self, connection: Connection, arena_bytes: int, flags: int) -> Callable[[], None]:
         """Runs on the opener's thread: makes the session's memory. Returns what the loop's thread does with it."""
         try:
-            welcome, descriptors = self._engine.open_session(connection.pid, connection.uid, arena_bytes)
+            welcome, descriptors = self._engine.open_session(connection.pid, connection.uid, arena_bytes, flags)
         except SessionRefused as refusal:
             text, status = str(refusal), refusal.status
             return lambda: self._drop(connection, text, status)

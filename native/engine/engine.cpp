@@ -22,6 +22,8 @@ constexpr std::uint32_t kDefaultInFlight = 128;  // the knee of common drives; m
 constexpr std::uint32_t kMaxInFlight = 4096;
 constexpr std::uint32_t kDefaultSpinUs = 30;
 constexpr std::uint32_t kDefaultSlots = 64;
+constexpr std::uint32_t kStreamSlots = 32;  // of a session that asks for any
+constexpr std::uint32_t kDefaultPollPermille = 100;
 constexpr std::uint32_t kMaxLocalRows = 1u << 20;
 
 }  // namespace
@@ -31,6 +33,8 @@ std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::
   if (options.slot_count == 0) options.slot_count = kDefaultSlots;
   if (options.in_flight_cap == 0) options.in_flight_cap = kDefaultInFlight;
   if (options.spin_us == 0) options.spin_us = kDefaultSpinUs;
+  if (options.poll_permille == 0) options.poll_permille = kDefaultPollPermille;
+  options.poll_permille = std::min(options.poll_permille, 1000u);
   if (options.workers == 0) options.workers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 8u);
   if (!std::has_single_bit(options.slot_count) || options.slot_count > ENGRAM_MAX_SLOTS) {
     error = "slot_count is " + std::to_string(options.slot_count) + ", it must be a power of two up to " +
@@ -111,6 +115,7 @@ bool Engine::start(std::string& error) {
     worker.index = index;
     worker.in_flight_cap = std::max(8u, options_.in_flight_cap / options_.workers);
     worker.spin_us = options_.spin_us;
+    worker.poll_permille = options_.poll_permille;
     worker.reader = options_.reader;
     worker.page_bytes = page_bytes_;
     workers_.push_back(std::make_unique<Worker>(shared_, worker));
@@ -125,7 +130,7 @@ bool Engine::start(std::string& error) {
   return true;
 }
 
-std::uint32_t Engine::open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes,
+std::uint32_t Engine::open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes, std::uint32_t flags,
                                    engram_welcome* welcome, engram_session_descriptors* descriptors,
                                    std::string& error) {
   RingSession::Options options;
@@ -137,6 +142,11 @@ std::uint32_t Engine::open_session(std::int64_t pid, std::uint32_t uid, std::uin
   options.arena_bytes = options.arena_bytes / kPageUnitBytes * kPageUnitBytes;
   options.ids_bytes = ids_bytes_;
   options.slot_count = options_.slot_count;
+  // Together they fit a slot's number.
+  if ((flags & ENGRAM_HELLO_STREAM_SLOTS) != 0) {
+    options.stream_slot_count = std::min(kStreamSlots, ENGRAM_MAX_SLOTS - options.slot_count);
+  }
+  options.writable_arena = (flags & ENGRAM_HELLO_WRITABLE_ARENA) != 0;
   options.memory = &session_memory_;
   const std::uint64_t bytes = options.arena_bytes + options.ids_bytes;
   if (session_memory_.sessions.load() >= options_.session_limit) {
@@ -189,7 +199,7 @@ std::uint32_t Engine::start_session(std::uint64_t id, std::string& error) {
     error = "session " + std::to_string(id) + " is not waiting to be started";
     return ENGRAM_STATUS_BAD_REQUEST;
   }
-  if (!entry->second.waiting->seal_ring()) {
+  if (!entry->second.waiting->seal()) {
     error = "session " + std::to_string(id) + ": its ring cannot be sealed: " + std::strerror(errno);
     return ENGRAM_STATUS_BAD_REQUEST;
   }

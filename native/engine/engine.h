@@ -29,8 +29,8 @@ class Engine {
   std::uint64_t hot_rows(std::uint32_t handle, std::uint64_t* cursor, std::uint64_t* rows, std::uint64_t capacity);
   std::uint32_t warm(std::uint32_t handle, const std::uint64_t* rows, std::uint32_t count, std::uint32_t timeout_ms);
 
-  std::uint32_t open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes, engram_welcome* welcome,
-                             engram_session_descriptors* descriptors, std::string& error);
+  std::uint32_t open_session(std::int64_t pid, std::uint32_t uid, std::uint64_t arena_bytes, std::uint32_t flags,
+                             engram_welcome* welcome, engram_session_descriptors* descriptors, std::string& error);
   std::uint32_t start_session(std::uint64_t session, std::string& error);
   void close_session(std::uint64_t session);
   std::uint32_t request(const engram_request& request, const void* ids, void* out, std::uint32_t timeout_ms,

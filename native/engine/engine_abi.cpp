@@ -95,11 +95,11 @@ int engram_engine_next_event(engram_engine* engine, engram_event* event) {
   return engine->engine->shared().events.pop(event) ? 1 : 0;
 }
 
-int engram_engine_open_session(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes,
+int engram_engine_open_session(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes, uint32_t flags,
                                engram_welcome* welcome, engram_session_descriptors* descriptors, char* error,
                                uint64_t error_bytes) {
   return guarded(error, error_bytes, [&](std::string& text) {
-    return static_cast<int>(engine->engine->open_session(pid, uid, arena_bytes, welcome, descriptors, text));
+    return static_cast<int>(engine->engine->open_session(pid, uid, arena_bytes, flags, welcome, descriptors, text));
   });
 }
 

@@ -28,13 +28,14 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
 engram_ring_geometry make_geometry(const RingSession::Options& options) {
   engram_ring_geometry geometry{};
   geometry.slot_count = options.slot_count;
+  geometry.stream_slot_count = options.stream_slot_count;
   geometry.arena_bytes = options.arena_bytes;
   geometry.max_reply_bytes = options.arena_bytes / 4;
   geometry.submit_offset = kPage;
   geometry.slots_offset = round_up(
       geometry.submit_offset + sizeof(engram_submit_block) + options.slot_count * sizeof(std::uint32_t), kPage);
-  geometry.ids_offset =
-      round_up(geometry.slots_offset + std::uint64_t{options.slot_count} * sizeof(engram_slot), kPage);
+  const std::uint64_t slots = std::uint64_t{options.slot_count} + options.stream_slot_count;
+  geometry.ids_offset = round_up(geometry.slots_offset + slots * sizeof(engram_slot), kPage);
   geometry.ids_bytes = round_up(options.ids_bytes, kPage);
   geometry.ring_bytes = geometry.ids_offset + geometry.ids_bytes;
   return geometry;
@@ -65,7 +66,9 @@ RingSession::RingSession(const Options& options, const engram_ring_geometry& geo
       worker(options.worker),
       counters(std::make_shared<SessionCounters>()),
       geometry_(geometry),
-      busy_rows_(options.slot_count),
+      busy_rows_(options.slot_count + options.stream_slot_count),
+      writable_arena_(options.writable_arena),
+      stream_uses_(options.stream_slot_count),
       memory_(options.memory) {
   counters->session = options.id;
   counters->pid = options.pid;
@@ -91,8 +94,9 @@ std::unique_ptr<RingSession> RingSession::create(const Options& options, std::st
   }
   // The arena's seals go on before its descriptor leaves the daemon: a mapping made earlier could become writable.
   constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+  const int arena_seals = options.writable_arena ? kSizeSeals : kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
   if (fcntl(session->ring_descriptor_.get(), F_ADD_SEALS, kSizeSeals) != 0 ||
-      fcntl(session->arena_descriptor_.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
+      fcntl(session->arena_descriptor_.get(), F_ADD_SEALS, arena_seals) != 0) {
     error = std::string("cannot seal shared memory: ") + std::strerror(errno);
     return nullptr;
   }
@@ -110,8 +114,10 @@ std::unique_ptr<RingSession> RingSession::create(const Options& options, std::st
   return session;
 }
 
-bool RingSession::seal_ring() {
-  return fcntl(ring_descriptor_.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0;
+bool RingSession::seal() {
+  constexpr int kLastSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+  return fcntl(ring_descriptor_.get(), F_ADD_SEALS, kLastSeals) == 0 &&
+         (!writable_arena_ || fcntl(arena_descriptor_.get(), F_ADD_SEALS, kLastSeals) == 0);
 }
 
 engram_slot* RingSession::slot_at(std::uint32_t slot) const {
@@ -130,22 +136,62 @@ RingSession::Take RingSession::take(std::uint32_t* slot, engram_request* request
       std::atomic_ref(entries[head_ & (geometry_.slot_count - 1)]).load(std::memory_order_relaxed);
   if (number >= geometry_.slot_count || busy_rows_[number] != 0) return Take::violation;
 
+  *request = read_request(number);
+  if (!may_hold(request->row_count)) return Take::later;
+  ++head_;
+  *slot = number;
+  hold(number, request->row_count);
+  return Take::request;
+}
+
+engram_request RingSession::read_request(std::uint32_t slot) const {
   std::uint64_t words[sizeof(engram_request) / sizeof(std::uint64_t)];
-  auto* line = reinterpret_cast<std::uint64_t*>(&slot_at(number)->request);
+  auto* line = reinterpret_cast<std::uint64_t*>(&slot_at(slot)->request);
   for (std::size_t i = 0; i < std::size(words); ++i) {
     words[i] = std::atomic_ref(line[i]).load(std::memory_order_relaxed);
   }
-  std::memcpy(request, words, sizeof *request);
+  engram_request request;
+  std::memcpy(&request, words, sizeof request);
+  return request;
+}
 
-  // Private copies of ids are bounded by what the ids area can hold; ranges of a correct client never overlap.
+// Private copies of ids are bounded by what the ids area can hold; ranges of a correct client never overlap.
+bool RingSession::may_hold(std::uint64_t rows) const {
+  return rows_held_ == 0 || rows_held_ + rows <= geometry_.ids_bytes / sizeof(std::uint32_t);
+}
+
+void RingSession::hold(std::uint32_t slot, std::uint64_t rows) {
   const std::uint64_t row_limit = geometry_.ids_bytes / sizeof(std::uint32_t);
-  if (rows_held_ != 0 && rows_held_ + request->row_count > row_limit) return Take::later;
-  ++head_;
-  *slot = number;
-  busy_rows_[number] = (request->row_count <= row_limit ? request->row_count : 0) + 1;
-  rows_held_ += busy_rows_[number] - 1;
+  busy_rows_[slot] = static_cast<std::uint32_t>(rows <= row_limit ? rows : 0) + 1;
+  rows_held_ += busy_rows_[slot] - 1;
   counters->in_flight.store(in_flight() + 1, std::memory_order_relaxed);
-  return Take::request;
+}
+
+bool RingSession::has_stream_doorbell() const {
+  for (std::uint32_t index = 0; index < geometry_.stream_slot_count; ++index) {
+    const std::uint32_t slot = geometry_.slot_count + index;
+    // While reads of an earlier use are under way nothing can be done about another ring.
+    if (busy_rows_[slot] == 0 && std::atomic_ref(slot_at(slot)->doorbell).load(std::memory_order_relaxed) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+RingSession::StreamTake RingSession::take_stream(std::uint32_t index, std::uint32_t* slot, engram_request* request) {
+  const std::uint32_t number = geometry_.slot_count + index;
+  engram_slot* shared = slot_at(number);
+  const std::uint32_t rings = std::atomic_ref(shared->doorbell).load(std::memory_order_acquire);
+  if (rings == 0) return StreamTake::nothing;
+  if (rings != 1 || busy_rows_[number] != 0) return StreamTake::violation;
+  *request = read_request(number);
+  if (!may_hold(request->row_count)) return StreamTake::nothing;  // it goes on ringing
+  // Before anything is answered: the next use may ring again as soon as this one's completion is there.
+  std::atomic_ref(shared->doorbell).store(0, std::memory_order_seq_cst);
+  *slot = number;
+  hold(number, request->row_count);
+  std::atomic_ref(shared->reply.stream_taken).store(++stream_uses_[index].taken, std::memory_order_relaxed);
+  return StreamTake::request;
 }
 
 void RingSession::complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits,
@@ -161,6 +207,12 @@ void RingSession::complete(std::uint32_t slot, const engram_failure& outcome, st
   std::atomic_ref(reply.page).store(outcome.page, std::memory_order_relaxed);
   std::atomic_ref(reply.hits).store(static_cast<std::uint32_t>(hits), std::memory_order_relaxed);
   std::atomic_ref(reply.misses).store(static_cast<std::uint32_t>(misses), std::memory_order_relaxed);
+  if (slot >= geometry_.slot_count) {
+    StreamUse& use = stream_uses_[slot - geometry_.slot_count];
+    use.failed += outcome.status != ENGRAM_STATUS_OK ? 1 : 0;
+    std::atomic_ref(reply.stream_completed).store(++use.completed, std::memory_order_relaxed);
+    std::atomic_ref(reply.stream_failed).store(use.failed, std::memory_order_relaxed);
+  }
   // Last: from here on the slot is the client's. The load must not pass the store (a sleeper would be missed).
   std::atomic_ref(reply.completion).store(outcome.status, std::memory_order_seq_cst);
   if (std::atomic_ref(shared->waiting).load(std::memory_order_seq_cst) != 0) futex_wake_one(&reply.completion);

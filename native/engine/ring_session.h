@@ -51,17 +51,20 @@ class RingSession {
     std::uint64_t arena_bytes = 0;
     std::uint64_t ids_bytes = 0;
     std::uint32_t slot_count = 0;
+    std::uint32_t stream_slot_count = 0;
+    bool writable_arena = false;      // the client may map the arena for writing, until it has said that it is mapped
     SessionMemory* memory = nullptr;  // outlives the session
   };
 
-  // Makes and populates ring and arena and seals the arena. On failure nullptr, and `error` says why.
+  // Makes and populates ring and arena and seals the arena (a writable one: with seal()). On failure nullptr, and
+  // `error` says why.
   static std::unique_ptr<RingSession> create(const Options& options, std::string& error);
   ~RingSession();
   RingSession(const RingSession&) = delete;
   RingSession& operator=(const RingSession&) = delete;
 
-  // Adds the ring's last seals, after the client has mapped it. False where that fails.
-  bool seal_ring();
+  // Adds the last seals, after the client has mapped the ring. False where that fails.
+  bool seal();
 
   const engram_ring_geometry& geometry() const { return geometry_; }
   int ring_descriptor() const { return ring_descriptor_.get(); }
@@ -77,6 +80,11 @@ class RingSession {
   enum class Take { request, later, violation };
   // Worker: takes the next submitted slot: copies its request line. `later`: the session holds as many ids as it may.
   Take take(std::uint32_t* slot, engram_request* request);
+  // Worker: whether a stream slot's doorbell may ring (docs/protocol.md, GPU streams).
+  bool has_stream_doorbell() const;
+  // Worker: takes stream slot number `index` where its doorbell rings; `nothing` where it does not.
+  enum class StreamTake { nothing, request, violation };
+  StreamTake take_stream(std::uint32_t index, std::uint32_t* slot, engram_request* request);
   // Worker: writes the answer and wakes one waiter. The slot is the client's again.
   void complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits, std::uint64_t misses);
 
@@ -92,12 +100,16 @@ class RingSession {
   const std::shared_ptr<SessionCounters> counters;  // written by the worker
 
   bool closing = false;                      // worker: no new requests; freed when in_flight is 0
+  std::int64_t armed_until_ns = 0;           // worker: stream doorbells are looked at until then
   bool held_back = false;                    // worker: the next request must wait for completions of this session
   std::vector<SplitRequest> split_requests;  // worker
 
  private:
   RingSession(const Options& options, const engram_ring_geometry& geometry);
   engram_slot* slot_at(std::uint32_t slot) const;
+  engram_request read_request(std::uint32_t slot) const;
+  bool may_hold(std::uint64_t rows) const;
+  void hold(std::uint32_t slot, std::uint64_t rows);
 
   engram_ring_geometry geometry_;
   UniqueFd ring_descriptor_;
@@ -108,6 +120,13 @@ class RingSession {
   std::uint32_t head_ = 0;
   std::vector<std::uint32_t> busy_rows_;  // by slot: rows of the request the daemon holds + 1, or 0
   std::uint64_t rows_held_ = 0;
+  bool writable_arena_;
+  struct StreamUse {
+    std::uint64_t taken = 0;
+    std::uint64_t completed = 0;
+    std::uint64_t failed = 0;
+  };
+  std::vector<StreamUse> stream_uses_;  // by stream slot
   SessionMemory* memory_;
 };
 

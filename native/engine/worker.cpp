@@ -13,7 +13,7 @@
 namespace engram {
 
 Worker::Worker(EngineShared& shared, const WorkerOptions& options)
-    : shared_(shared), options_(options), zero_row_(ENGRAM_MAX_ROW_BYTES) {
+    : shared_(shared), options_(options), stream_poll_(options.poll_permille), zero_row_(ENGRAM_MAX_ROW_BYTES) {
   // Some places are kept for small batches. The limit of prefetches changes with demand.
   const std::uint32_t cap = options.in_flight_cap;
   small_pages_.in_flight_limit = cap;
@@ -148,7 +148,7 @@ void Worker::run(std::string* error, std::atomic<int>* started) {
   // Reads land in memory that is about to go: wait for them.
   while (in_flight_.load(std::memory_order_relaxed) > 0) {
     reader_->flush();
-    if (!reap_reads()) reader_->wait(1);
+    if (!reap_reads()) reader_->wait(1, -1);
   }
   const std::lock_guard lock(reader_mutex_);
   reader_.reset();
@@ -157,21 +157,42 @@ void Worker::run(std::string* error, std::atomic<int>* started) {
 bool Worker::anything_submitted() const {
   return std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
     // A session that holds all the ids it may goes on with its own completions, not with its tail.
-    return !session->closing && !session->held_back && session->submitted(session->tail()) != 0;
+    return !session->closing && ((!session->held_back && session->submitted(session->tail()) != 0) ||
+                                 (session->armed_until_ns != 0 && session->has_stream_doorbell()));
   });
 }
 
+bool Worker::has_armed_session() const {
+  const bool has_streams =
+      std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) { return session->armed_until_ns != 0; });
+  if (!has_streams) return false;
+  const std::int64_t now = monotonic_ns();
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [now](const auto& session) { return !session->closing && session->armed_until_ns > now; });
+}
+
 void Worker::sleep() {
-  asleep_.store(true, std::memory_order_seq_cst);
-  shared_.state->set_asleep(options_.index, true);
   const std::uint32_t in_flight = in_flight_.load(std::memory_order_relaxed);
-  // The flag is up before the last look at the tails and the mail: whoever comes later rings.
-  if (shared_.shared_batches.load(std::memory_order_seq_cst) == 0 && !has_mail_.load(std::memory_order_seq_cst) &&
-      !stop_.load(std::memory_order_seq_cst) && !anything_submitted()) {
+  const bool polls = has_armed_session();
+  do {
+    asleep_.store(true, std::memory_order_seq_cst);
+    shared_.state->set_asleep(options_.index, true);
+    // The flag is up before the last look at the tails and the mail: whoever comes later rings.
+    if (shared_.shared_batches.load(std::memory_order_seq_cst) != 0 || has_mail_.load(std::memory_order_seq_cst) ||
+        stop_.load(std::memory_order_seq_cst) || anything_submitted()) {
+      break;
+    }
     // While a small batch waits, every completion may be its last.
-    const std::uint32_t several = small_open_ > 0 ? 1 : std::clamp(in_flight / 8, 1u, 8u);
-    reader_->wait(in_flight == 0 ? 0 : several);
-  }
+    const std::uint32_t several = small_open_ > 0 || polls ? 1 : std::clamp(in_flight / 8, 1u, 8u);
+    const std::int64_t at_most_ns = polls ? stream_poll_.begin_sleep() : -1;
+    if (at_most_ns == 0) {
+      sched_yield();
+    } else {
+      reader_->wait(in_flight == 0 ? 0 : several, at_most_ns);
+    }
+    if (polls) stream_poll_.end_sleep();
+    // A stream cannot ring the eventfd: with armed sessions an idle worker wakes to look, and does nothing else for it.
+  } while (polls && in_flight == 0 && !reap_reads() && has_armed_session());
   shared_.state->set_asleep(options_.index, false);
   asleep_.store(false, std::memory_order_seq_cst);
 }

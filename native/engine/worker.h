@@ -28,6 +28,7 @@
 #include "engine/layer.h"
 #include "engine/ring_session.h"
 #include "engine/state_page.h"
+#include "engine/stream_poll.h"
 #include "io/page_reader.h"
 
 namespace engram {
@@ -60,6 +61,7 @@ struct WorkerOptions {
   std::uint32_t index = 0;
   std::uint32_t in_flight_cap = 128;
   std::uint32_t spin_us = 30;
+  std::uint32_t poll_permille = 100;
   std::uint32_t reader = ENGRAM_READER_AUTO;
   std::uint32_t page_bytes = 4096;  // of the largest page
 };
@@ -120,12 +122,16 @@ class Worker {
   bool take_mail();
   void sleep();
   bool anything_submitted() const;
+  bool has_armed_session() const;
   void retire_closed_sessions();
   void post(Mail mail);
 
   // worker_requests.cpp: from slots to batches and back
   bool take_requests();
   bool take_from(RingSession& session);
+  bool take_streams(RingSession& session);
+  bool end_session_of_violator(RingSession& session, const char* what);
+  void arm_streams(RingSession& session, std::uint32_t slot, const engram_request& request);
   void begin_ring_request(RingSession& session, std::uint32_t slot, const engram_request& request);
   void refuse(std::unique_ptr<Batch> batch);
   void begin_local_request(std::shared_ptr<LocalRequest> local);
@@ -209,6 +215,7 @@ class Worker {
   std::deque<PendingCount> pending_counts_;
   std::uint64_t pending_rows_ = 0;
   std::vector<std::vector<std::int64_t>> spare_ids_;
+  StreamPoll stream_poll_;
   std::vector<std::uint8_t> zero_row_;
   std::int64_t last_demand_ns_ = 0;  // when a fetch was last taken
 };

@@ -76,8 +76,10 @@ bool Worker::take_requests() {
 bool Worker::take_from(RingSession& session) {
   if (session.closing) return false;
   session.held_back = false;
+  // Stream slots come into play once the session has been armed for the first time.
+  const bool took_streams = session.armed_until_ns != 0 && take_streams(session);
   const std::uint32_t submitted = session.submitted(session.tail());
-  if (submitted == 0) return false;
+  if (submitted == 0) return took_streams;
   bool violated = submitted > session.geometry().slot_count;
   std::uint32_t taken = 0;
   for (; taken < std::min(submitted, kTakePerTurn) && !violated; ++taken) {
@@ -86,7 +88,7 @@ bool Worker::take_from(RingSession& session) {
     const RingSession::Take result = session.take(&slot, &request);
     if (result == RingSession::Take::later) {
       session.held_back = true;
-      return taken > 0;
+      return taken > 0 || took_streams;
     }
     if (result == RingSession::Take::violation) {
       violated = true;
@@ -96,15 +98,21 @@ bool Worker::take_from(RingSession& session) {
     begin_ring_request(session, slot, request);
   }
   if (violated) {
-    // Served no more; the event loop logs it and closes the socket, which closes the session.
-    session.closing = true;
-    reader_->unwatch(session.doorbell());
-    engram_event event{};
-    event.kind = ENGRAM_EVENT_VIOLATION;
-    event.session = session.id;
-    std::strcpy(event.text, "its submit ring names more slots than there are, or one that is still in use");
-    shared_.events.push(event);
+    return end_session_of_violator(session,
+                                   "its submit ring names more slots than there are, or one that is still in use");
   }
+  return true;
+}
+
+// Served no more; the event loop logs it and closes the socket, which closes the session.
+bool Worker::end_session_of_violator(RingSession& session, const char* what) {
+  session.closing = true;
+  reader_->unwatch(session.doorbell());
+  engram_event event{};
+  event.kind = ENGRAM_EVENT_VIOLATION;
+  event.session = session.id;
+  std::strncpy(event.text, what, sizeof event.text - 1);
+  shared_.events.push(event);
   return true;
 }
 
@@ -153,6 +161,10 @@ void Worker::refuse(std::unique_ptr<Batch> batch) {
 }
 
 void Worker::begin_ring_request(RingSession& session, std::uint32_t slot, const engram_request& request) {
+  if (request.operation == ENGRAM_OPERATION_ARM_STREAMS && slot < session.geometry().slot_count) {
+    arm_streams(session, slot, request);
+    return;
+  }
   std::unique_ptr<Batch> batch = spare_batch();
   batch->session = &session;
   batch->owner = session.id;

@@ -275,14 +275,14 @@ class FaultReader final : public PageReader {
     return count;
   }
 
-  void wait(std::uint32_t completions) override {
+  void wait(std::uint32_t completions, std::int64_t at_most_ns) override {
     if (!refused_.empty()) return;
     if (!held_.empty()) {
       inner_->flush();
       usleep(kHoldUs);
       return;
     }
-    inner_->wait(completions);
+    inner_->wait(completions, at_most_ns);
   }
 
   void watch(int doorbell) override { inner_->watch(doorbell); }

@@ -54,8 +54,8 @@ class PageReader {
   // Takes up to capacity completed reads; does not block.
   virtual std::uint32_t reap(PageRead** reads, std::uint32_t capacity) = 0;
   // Sleeps until about `completions` reads are done, or a doorbell or wake() rings; 0 = a doorbell or wake() only. It
-  // may return early.
-  virtual void wait(std::uint32_t completions) = 0;
+  // may return early. at_most_ns bounds the sleep; -1 = no bound.
+  virtual void wait(std::uint32_t completions, std::int64_t at_most_ns) = 0;
 
   // Watches a session's doorbell eventfd. Never reads from it (docs/protocol.md).
   virtual void watch(int doorbell) = 0;

@@ -81,14 +81,21 @@ class PreadReader final : public PageReader {
     return count;
   }
 
-  void wait(std::uint32_t completions) override {
+  void wait(std::uint32_t completions, std::int64_t at_most_ns) override {
     flush();
     if (completions > 0) {
       const std::lock_guard lock(mutex_);
       if (!finished_.empty()) return;
     }
     epoll_event events[16];
-    const int count = epoll_wait(epoll_, events, 16, -1);
+    const timespec bound{static_cast<time_t>(at_most_ns / 1'000'000'000),
+                         static_cast<long>(at_most_ns % 1'000'000'000)};
+    int count = epoll_pwait2(epoll_, events, 16, at_most_ns < 0 ? nullptr : &bound, nullptr);
+    // Kernels before 5.11 know milliseconds only.
+    if (count < 0 && errno == ENOSYS) {
+      count =
+          epoll_wait(epoll_, events, 16, at_most_ns < 0 ? -1 : static_cast<int>((at_most_ns + 999'999) / 1'000'000));
+    }
     for (int i = 0; i < count; ++i) {
       if (events[i].data.fd != wake_descriptor_) continue;
       std::uint64_t value;

@@ -100,20 +100,22 @@ class UringReader final : public PageReader {
     return count;
   }
 
-  void wait(std::uint32_t completions) override {
+  void wait(std::uint32_t completions, std::int64_t at_most_ns) override {
     if (!rearm_.empty()) {
       for (const int descriptor : std::exchange(rearm_, {})) {
         if (watched_.contains(descriptor)) arm(descriptor);
       }
     }
-    if (completions <= 1) {
+    if (completions <= 1 && at_most_ns < 0) {
       io_uring_submit_and_wait(&ring_, 1);
       return;
     }
     // A single doorbell does not end a wait for several completions, so such a wait ends by itself.
-    __kernel_timespec patience{0, 50'000};
+    std::int64_t bound_ns = completions <= 1 ? at_most_ns : 50'000;
+    if (at_most_ns >= 0) bound_ns = std::min(bound_ns, at_most_ns);
+    __kernel_timespec patience{bound_ns / 1'000'000'000, bound_ns % 1'000'000'000};
     io_uring_cqe* first = nullptr;
-    io_uring_submit_and_wait_timeout(&ring_, &first, completions, &patience, nullptr);
+    io_uring_submit_and_wait_timeout(&ring_, &first, std::max(completions, 1u), &patience, nullptr);
   }
 
   void watch(int doorbell) override {

@@ -1,5 +1,10 @@
 // The C interface over Session; see engram/client.h. No exception crosses it.
+#include <strings.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "engram/client.h"
@@ -27,7 +32,8 @@ extern "C" {
 
 engram_session* engram_connect(const char* path, const engram_connect_options* options, engram_error* error) {
   try {
-    const engram_connect_options defaults{.arena_bytes = 0, .timeout_ms = 0, .spin_us = -1, .client_name = nullptr};
+    const engram_connect_options defaults{
+        .arena_bytes = 0, .timeout_ms = 0, .spin_us = -1, .client_name = nullptr, .flags = 0, .reserved = 0};
     return reinterpret_cast<engram_session*>(Session::connect(path, options != nullptr ? *options : defaults, error));
   } catch (const std::exception& exception) {
     engram::fail(error, ENGRAM_CLIENT_SYSTEM, 0, "cannot open a session: %s", exception.what());
@@ -41,6 +47,14 @@ void engram_session_close(engram_session* session) {
 
 void engram_session_free(engram_session* session) {
   if (session != nullptr) of(session).free();
+}
+
+void engram_session_retain(engram_session* session) {
+  of(session).add_reference();
+}
+
+void engram_session_drop(engram_session* session) {
+  of(session).drop_reference();
 }
 
 int engram_session_check(engram_session* session, engram_error* error) {
@@ -59,6 +73,10 @@ void engram_session_read_totals(engram_session* session, engram_session_totals* 
   of(session).totals().read(*totals);
 }
 
+void engram_session_read_memory(const engram_session* session, engram_session_memory* memory) {
+  of(session).read_memory(*memory);
+}
+
 uint32_t engram_session_layers(engram_session* session, engram_catalogue_record* records, uint32_t capacity) {
   return of(session).with_catalogue([&](const Catalogue& catalogue) {
     const auto& all = catalogue.records();
@@ -73,6 +91,30 @@ int64_t engram_session_head_sizes(engram_session* session, uint32_t handle, int6
     if (all == nullptr) return -1;
     std::copy_n(all->begin(), std::min<std::size_t>(capacity, all->size()), sizes);
     return static_cast<int64_t>(all->size());
+  });
+}
+
+int engram_find_layer(engram_session* session, const char* name, uint32_t layer, const char* identity,
+                      engram_layer* found, engram_error* error) {
+  if (name == nullptr || found == nullptr) {
+    return engram::fail(error, ENGRAM_CLIENT_ARGUMENT, EINVAL, "a layer needs the name of its table");
+  }
+  return of(session).with_catalogue([&](const Catalogue& catalogue) {
+    for (const engram_catalogue_record& record : catalogue.records()) {
+      if (record.layer != layer || std::strcmp(record.name, name) != 0) continue;
+      char digits[2 * sizeof record.identity + 1];
+      for (std::size_t i = 0; i < sizeof record.identity; ++i) {
+        std::snprintf(digits + 2 * i, 3, "%02x", record.identity[i]);
+      }
+      if (identity != nullptr && ::strcasecmp(digits, identity) != 0) {
+        return engram::fail(error, ENGRAM_CLIENT_ARGUMENT, 0, "table %s layer %u has identity %s, not %s", name, layer,
+                            digits, identity);
+      }
+      *found = {record.handle, record.row_bytes, record.value_bytes, 0, record.rows};
+      return 0;
+    }
+    return engram::fail(error, ENGRAM_STATUS_UNKNOWN_TABLE, 0, "the daemon serves no table %s with layer %u", name,
+                        layer);
   });
 }
 
@@ -109,6 +151,19 @@ int engram_resubmit(engram_session* session, int64_t ticket, const engram_layer*
 
 void engram_release(engram_session* session, int64_t ticket) {
   of(session).release(ticket);
+}
+
+int engram_lane_open(engram_session* session, const engram_layer* layer, uint32_t row_count, uint32_t id_bytes,
+                     uint32_t layout, uint32_t deadline_ms, engram_lane* lane, engram_error* error) {
+  try {
+    return of(session).open_lane(*layer, row_count, id_bytes, layout, deadline_ms, *lane, error);
+  } catch (const std::exception& exception) {
+    return engram::fail(error, ENGRAM_CLIENT_SYSTEM, 0, "cannot open a lane: %s", exception.what());
+  }
+}
+
+void engram_lane_close(engram_session* session, const engram_lane* lane) {
+  of(session).close_lane(*lane);
 }
 
 int engram_fetch_run(engram_session* session, engram_fetch* fetch, int32_t timeout_ms, engram_error* error) {

@@ -260,6 +260,8 @@ int shake_hands(const char* path, const engram_connect_options& options, Handsha
   if (const int status = open_socket(path, deadline, handshake.socket, error)) return status;
   engram_hello hello{};
   hello.message = {ENGRAM_MESSAGE_MAGIC, ENGRAM_PROTOCOL_VERSION, ENGRAM_KIND_HELLO, sizeof hello, 0};
+  if ((options.flags & ENGRAM_CONNECT_STREAM_SLOTS) != 0) hello.message.flags |= ENGRAM_HELLO_STREAM_SLOTS;
+  if ((options.flags & ENGRAM_CONNECT_WRITABLE_ARENA) != 0) hello.message.flags |= ENGRAM_HELLO_WRITABLE_ARENA;
   hello.version_min = ENGRAM_PROTOCOL_VERSION;
   hello.version_max = ENGRAM_PROTOCOL_VERSION;
   hello.arena_bytes = options.arena_bytes;

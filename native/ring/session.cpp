@@ -25,14 +25,14 @@ int lost(engram_error* error, const char* why) {
 }  // namespace
 
 Session* Session::connect(const char* path, const engram_connect_options& options, engram_error* error) {
-  auto* session = new Session(options.spin_us);
+  auto* session = new Session(options);
   if (session->open(path, options, error) == 0) return session;
   session->free();
   return nullptr;
 }
 
 // Registered before it has a descriptor, so that a fork at any time finds them all.
-Session::Session(int32_t spin_us) : spin_us_(spin_us) {
+Session::Session(const engram_connect_options& options) : spin_us_(options.spin_us), flags_(options.flags) {
   register_session(this);
 }
 
@@ -54,7 +54,9 @@ Session::~Session() {
 int Session::map(engram_error* error) {
   const engram_ring_geometry& geometry = welcome_.geometry;
   ring_ = Mapping::map(handshake_.ring.get(), geometry.ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
-  if (ring_) arena_ = Mapping::map(handshake_.arena.get(), geometry.arena_bytes, PROT_READ, MAP_SHARED | MAP_POPULATE);
+  const bool writable = (flags_ & ENGRAM_CONNECT_WRITABLE_ARENA) != 0;
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (ring_) arena_ = Mapping::map(handshake_.arena.get(), geometry.arena_bytes, protection, MAP_SHARED | MAP_POPULATE);
   if (arena_) state_map_ = Mapping::map(handshake_.state.get(), welcome_.state_bytes, PROT_READ, MAP_SHARED);
   if (!state_map_) {
     return fail(error, ENGRAM_CLIENT_SYSTEM, errno,
@@ -84,6 +86,13 @@ int Session::map(engram_error* error) {
 
 void Session::free() {
   close();
+  if (in_child_.load()) {
+    // The thread is the parent's; destroying its condition variable here would wait for it.
+    static_cast<void>(watchdog_.release());
+  } else {
+    // Before the last reference goes, which the thread itself may hold for a moment.
+    watchdog_.reset();
+  }
   drop_reference();
 }
 
@@ -143,6 +152,15 @@ int Session::is_serving(bool thorough, engram_error* error) {
   if (closed_.load()) return fail(error, ENGRAM_CLIENT_CLOSED, 0, "the session is closed");
   lost_.store(why, std::memory_order_relaxed);
   return lost(error, why);
+}
+
+void Session::read_memory(engram_session_memory& memory) const {
+  memory = {};
+  memory.ring = ring_.data();
+  memory.arena = arena_.data();
+  memory.ring_bytes = ring_.bytes();
+  memory.arena_bytes = arena_.bytes();
+  memory.arena_is_writable = (flags_ & ENGRAM_CONNECT_WRITABLE_ARENA) != 0 ? 1 : 0;
 }
 
 int Session::check(engram_error* error) {

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 
 #include "common/mapping.h"
@@ -19,6 +20,7 @@
 #include "ring/extents.h"
 #include "ring/handshake.h"
 #include "ring/session_totals.h"
+#include "ring/stream_watchdog.h"
 
 namespace engram {
 
@@ -46,6 +48,9 @@ class Session {
   // See engram/client.h for these.
   void free();
   void close();
+  // The session's memory stays until as many drops.
+  void add_reference() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void drop_reference();
   int check(engram_error* error);
   int64_t submit(const Submission& submission, int32_t wait_ms, engram_error* error);
   const void* wait(int64_t ticket, int32_t timeout_ms, engram_error* error);
@@ -58,6 +63,11 @@ class Session {
   uint64_t next_request_id() { return request_id_.fetch_add(1, std::memory_order_relaxed); }
   void read_usage(engram_session_usage& usage);
   SessionTotals& totals() { return totals_; }
+  void read_memory(engram_session_memory& memory) const;
+  // session_lanes.cpp; see engram/client.h.
+  int open_lane(const engram_layer& layer, uint32_t row_count, uint32_t id_bytes, uint32_t layout, uint32_t deadline_ms,
+                engram_lane& lane, engram_error* error);
+  void close_lane(const engram_lane& lane);
   // Calls `use` with the catalogue, which cannot change meanwhile.
   template <typename Use>
   auto with_catalogue(Use use) {
@@ -94,7 +104,7 @@ class Session {
   };
 
   ~Session();
-  explicit Session(int32_t spin_us);
+  explicit Session(const engram_connect_options& options);
   int open(const char* path, const engram_connect_options& options, engram_error* error);
   int map(engram_error* error);
 
@@ -104,15 +114,20 @@ class Session {
   int try_take_slot(const Submission& submission);
   bool is_waiting_hopeless() const;
   void reclaim_zombies();
-  void drop_reference();
   void free_slot(int slot);
   void send(int slot);
+  int64_t ticket_of(int slot) const;
   // The slot of an open ticket, or -1.
   int slot_of(int64_t ticket) const;
   int spin(int slot, int64_t serial_ticket, int64_t began_ns) const;
   void count_outcome(LocalSlot& local, uint32_t status);
   int64_t spin_ns(uint64_t row_count) const;
   bool is_daemon_dead() const;
+  // For the watchdog's thread: whether nobody will answer any more; asks for the worker's attention.
+  friend class StreamWatchdog;
+  bool is_gone(bool thorough) { return is_serving(thorough, nullptr) != 0; }
+  bool arm_streams(uint32_t lease_ms);
+  void wake_worker();
   int is_serving(bool thorough, engram_error* error);
   int report(int slot, int status, engram_error* error) const;
 
@@ -123,6 +138,7 @@ class Session {
   Handshake handshake_;  // its socket and doorbell stay open; its catalogue is guarded by catalogue_lock_
   engram_welcome welcome_{};
   const int32_t spin_us_;
+  const uint32_t flags_;  // ENGRAM_CONNECT_*
   Mapping ring_;
   Mapping arena_;
   Mapping state_map_;
@@ -144,6 +160,8 @@ class Session {
   std::array<LocalSlot, ENGRAM_MAX_SLOTS> slots_;
   ExtentAllocator ids_extents_;
   ExtentAllocator reply_extents_;
+  std::array<bool, ENGRAM_MAX_SLOTS> lane_taken_{};  // by stream slot, guarded by lock_
+  std::unique_ptr<StreamWatchdog> watchdog_;         // guarded by lock_; its thread uses the above
   RoomWaiter* waiters_ = nullptr;
   std::atomic<uint32_t> room_futex_{0};  // changes when room was given back while somebody waited
 };

@@ -58,9 +58,13 @@ int64_t Session::submit(const Submission& submission, int32_t wait_ms, engram_er
   request.total_rows = submission.total_rows != 0 ? submission.total_rows : submission.row_count;
   request.reserved = 0;
   // Taken before the slot is sent: from then on another thread may release it.
-  const int64_t ticket = static_cast<int64_t>(local.serial.load(std::memory_order_relaxed) << kSlotBits) | slot;
+  const int64_t ticket = ticket_of(slot);
   send(slot);
   return ticket;
+}
+
+int64_t Session::ticket_of(int slot) const {
+  return static_cast<int64_t>(slots_[slot].serial.load(std::memory_order_relaxed) << kSlotBits) | slot;
 }
 
 // Hands a slot whose request line is written to the daemon, and rings where the worker sleeps.
@@ -77,11 +81,14 @@ void Session::send(int slot) {
     ++tail_;
     atomic(block.submit_tail).store(tail_, std::memory_order_seq_cst);
   }
-  if (atomic(state().worker_asleep[welcome_.worker]).load(std::memory_order_seq_cst) != 0) {
-    const uint64_t one = 1;
-    // A full counter (EAGAIN) has rung already.
-    [[maybe_unused]] const ssize_t written = ::write(handshake_.doorbell.get(), &one, sizeof one);
-  }
+  wake_worker();
+}
+
+void Session::wake_worker() {
+  if (atomic(state().worker_asleep[welcome_.worker]).load(std::memory_order_seq_cst) == 0) return;
+  const uint64_t one = 1;
+  // A full counter (EAGAIN) has rung already.
+  [[maybe_unused]] const ssize_t written = ::write(handshake_.doorbell.get(), &one, sizeof one);
 }
 
 int Session::take_slot(const Submission& submission, int32_t wait_ms, engram_error* error) {

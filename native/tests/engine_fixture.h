@@ -151,7 +151,7 @@ class BareClient {
     engram_session_descriptors descriptors{};
     char error[256] = "";
     const int opened =
-        engram_engine_open_session(engine, getpid(), getuid(), 0, &welcome, &descriptors, error, sizeof error);
+        engram_engine_open_session(engine, getpid(), getuid(), 0, 0, &welcome, &descriptors, error, sizeof error);
     INFO(error);
     REQUIRE(opened == 0);
     ring_fd.reset(descriptors.ring);

@@ -342,7 +342,7 @@ TEST_CASE("limits on sessions and arenas are refused by name") {
   engram_welcome welcome{};
   engram_session_descriptors descriptors{};
   char error[256] = "";
-  CHECK(engram_engine_open_session(engine.get(), 1, 1, 0, &welcome, &descriptors, error, sizeof error) ==
+  CHECK(engram_engine_open_session(engine.get(), 1, 1, 0, 0, &welcome, &descriptors, error, sizeof error) ==
         ENGRAM_STATUS_BUSY);
   CHECK(std::string(error).find("2 sessions") != std::string::npos);
 }

@@ -23,7 +23,7 @@ const engram_layer kLayer{kHandle, kRowBytes, kValueBytes, 0, kRows};
 
 struct Client {
   explicit Client(const FakeDaemon& daemon, uint32_t timeout_ms = 2000) {
-    const engram_connect_options options{0, timeout_ms, -1, "test"};
+    const engram_connect_options options{0, timeout_ms, -1, "test", 0, 0};
     session = engram_connect(daemon.path.c_str(), &options, &error);
   }
   ~Client() { engram_session_free(session); }

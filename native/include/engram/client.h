@@ -30,6 +30,9 @@ extern "C" {
 
 #define ENGRAM_CLIENT_FETCH_DEPTH 3
 
+#define ENGRAM_CONNECT_WRITABLE_ARENA 1 /* map the arena for writing too: for devices that register no other memory */
+#define ENGRAM_CONNECT_STREAM_SLOTS 2   /* ask for slots that a GPU stream can use */
+
 typedef struct engram_session engram_session;
 
 typedef struct engram_error {
@@ -46,6 +49,8 @@ typedef struct engram_connect_options {
   uint32_t timeout_ms;  /* of the handshake; 0 = 5000 */
   int32_t spin_us;      /* how long a wait looks before it sleeps; -1 = 20 + 0.1 a row, at most 500; 0 = not at all */
   const char* client_name; /* for the daemon's log; NULL = the program's name */
+  uint32_t flags;          /* ENGRAM_CONNECT_* */
+  uint32_t reserved;
 } engram_connect_options;
 
 /* One layer of one table, as its catalogue record says. */
@@ -74,6 +79,32 @@ typedef struct engram_session_totals {
   uint64_t copy_ns; /* out of the arena, in engram_fetch_run */
 } engram_session_totals;
 
+/* The session's mappings, for registration with a device. Valid until free and the release of the last ticket. */
+typedef struct engram_session_memory {
+  void* ring;
+  const void* arena;
+  uint64_t ring_bytes;
+  uint64_t arena_bytes;
+  uint32_t arena_is_writable; /* as engram_connect_options asked for */
+  uint32_t reserved;
+} engram_session_memory;
+
+/* A slot that a GPU stream uses by itself, with fixed places for ids and rows (docs/protocol.md, GPU streams). */
+typedef struct engram_lane {
+  uint32_t slot;
+  uint32_t row_count;
+  uint32_t id_bytes;
+  uint32_t layout;
+  /* From the ring's start: */
+  uint64_t ids_offset;
+  uint64_t reply_line_offset; /* engram_reply, then the wait line, then the stream line: 192 bytes */
+  uint64_t completion_offset;
+  uint64_t doorbell_offset;
+  /* From the arena's start: */
+  uint64_t rows_offset;
+  uint64_t rows_bytes;
+} engram_lane;
+
 /* A fetch in progress. Zero the struct, then set the first part. */
 typedef struct engram_fetch {
   const engram_layer* layer;
@@ -101,17 +132,26 @@ engram_session* engram_connect(const char* path, const engram_connect_options* o
 void engram_session_close(engram_session* session);
 /* Hangs up, and unmaps everything once the last ticket is released. NULL is allowed. */
 void engram_session_free(engram_session* session);
+/* Keeps the session's memory mapped, and the session usable for closing lanes, until as many drops: for those who must
+ * unregister that memory from a device before it goes, in whatever order things end. */
+void engram_session_retain(engram_session* session);
+void engram_session_drop(engram_session* session);
 /* 0 while the session serves; else ENGRAM_STATUS_LOST or ENGRAM_CLIENT_CLOSED. */
 int engram_session_check(engram_session* session, engram_error* error);
 /* What the daemon said at the handshake. Valid until free. */
 const engram_welcome* engram_session_welcome(const engram_session* session);
 void engram_session_read_usage(engram_session* session, engram_session_usage* usage);
 void engram_session_read_totals(engram_session* session, engram_session_totals* totals);
+void engram_session_read_memory(const engram_session* session, engram_session_memory* memory);
 
 /* Copies up to `capacity` records of the catalogue; returns how many there are. */
 uint32_t engram_session_layers(engram_session* session, engram_catalogue_record* records, uint32_t capacity);
 /* Copies up to `capacity` head sizes of a layer; returns how many there are, or -1 where no layer has the handle. */
 int64_t engram_session_head_sizes(engram_session* session, uint32_t handle, int64_t* sizes, uint32_t capacity);
+/* The layer of a table, as the catalogue has it. `identity` (64 hexadecimal digits) pins the content; NULL takes any.
+ * ENGRAM_STATUS_UNKNOWN_TABLE where there is none, ENGRAM_CLIENT_ARGUMENT where the identity is another. */
+int engram_find_layer(engram_session* session, const char* name, uint32_t layer, const char* identity,
+                      engram_layer* found, engram_error* error);
 /* Asks the daemon for the catalogue as it is now: after ENGRAM_STATUS_STALE. */
 int engram_session_refresh(engram_session* session, engram_error* error);
 /* Most rows of one ticket where a row has row_bytes. */
@@ -129,6 +169,15 @@ const void* engram_wait(engram_session* session, int64_t ticket, int32_t timeout
 int engram_resubmit(engram_session* session, int64_t ticket, const engram_layer* layer, engram_error* error);
 /* Gives the ticket's room back, at once or when its completion comes. Releasing twice is harmless. */
 void engram_release(engram_session* session, int64_t ticket);
+
+/* Prepares a lane for batches of row_count rows; the session must have been made with ENGRAM_CONNECT_STREAM_SLOTS. From
+ * now on a watchdog thread of this library releases the lane's completion word with ENGRAM_STATUS_LOST when the daemon
+ * is gone, or when a use takes longer than deadline_ms: the lane's stream_lost then says so for good, no row of it is
+ * valid any more, and only a new session has sound lanes again. */
+int engram_lane_open(engram_session* session, const engram_layer* layer, uint32_t row_count, uint32_t id_bytes,
+                     uint32_t layout, uint32_t deadline_ms, engram_lane* lane, engram_error* error);
+/* The stream must have finished with the lane. */
+void engram_lane_close(engram_session* session, const engram_lane* lane);
 
 /* Runs a fetch (or a prefetch) to its end. After ENGRAM_STATUS_TIMEOUT and ENGRAM_CLIENT_AGAIN the same call goes on
  * with it, or engram_fetch_cancel gives it up. Other errors end it; `rows` then holds nothing of use. */

@@ -41,6 +41,7 @@ typedef struct engram_engine_options {
   uint32_t in_flight_cap; /* reads in flight per worker; 0 = choose */
   uint32_t reader;        /* ENGRAM_READER_* */
   uint32_t spin_us;       /* how long a worker looks for work before it sleeps; 0 = choose */
+  uint32_t poll_permille; /* of one CPU, that a worker may spend looking at idle stream doorbells; 0 = choose */
 } engram_engine_options;
 
 typedef struct engram_layer_options {
@@ -173,9 +174,9 @@ int engram_engine_event_descriptor(engram_engine* engine);
 /* Takes one event; 1, or 0 where there is none. */
 int engram_engine_next_event(engram_engine* engine, engram_event* event);
 
-/* Makes a session's ring, arena and doorbell. arena_bytes 0 = the engine's. welcome: session,
+/* Makes a session's ring, arena and doorbell. arena_bytes 0 = the engine's; flags: ENGRAM_HELLO_*. welcome: session,
  * worker, geometry and state_bytes are filled in. ENGRAM_STATUS_BUSY where a limit is reached. */
-int engram_engine_open_session(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes,
+int engram_engine_open_session(engram_engine* engine, int64_t pid, uint32_t uid, uint64_t arena_bytes, uint32_t flags,
                                engram_welcome* welcome, engram_session_descriptors* descriptors, char* error,
                                uint64_t error_bytes);
 /* Once the client has mapped the ring: seals it and hands the session to its worker. */

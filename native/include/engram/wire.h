@@ -31,6 +31,7 @@ extern "C" {
 
 #define ENGRAM_OPERATION_FETCH 1
 #define ENGRAM_OPERATION_PREFETCH 2
+#define ENGRAM_OPERATION_ARM_STREAMS 3
 #define ENGRAM_LAYOUT_PACKED 0
 #define ENGRAM_LAYOUT_SPLIT 1
 
@@ -38,6 +39,14 @@ extern "C" {
 #define ENGRAM_PHASE_STOPPING 2
 #define ENGRAM_PHASE_DEAD 3
 #define ENGRAM_OWNER_DIED 0x40000000
+
+/* In a hello's message.flags. */
+#define ENGRAM_HELLO_STREAM_SLOTS 1
+#define ENGRAM_HELLO_WRITABLE_ARENA 2
+
+/* Values of stream_lost. */
+#define ENGRAM_STREAM_DEADLINE 1
+#define ENGRAM_STREAM_DAEMON_LOST 2
 
 #define ENGRAM_KIND_HELLO 1
 #define ENGRAM_KIND_WELCOME 2
@@ -58,7 +67,7 @@ typedef struct engram_message {
   uint16_t version; /* of the message layout: ENGRAM_PROTOCOL_VERSION */
   uint16_t kind;    /* ENGRAM_KIND_* */
   uint32_t bytes;   /* of the whole message */
-  uint32_t reserved;
+  uint32_t flags;   /* of a hello: ENGRAM_HELLO_*; else 0 */
 } engram_message;
 
 typedef struct engram_hello {
@@ -167,7 +176,10 @@ typedef struct engram_reply {
   uint64_t page;
   uint32_t hits;
   uint32_t misses;
-  uint64_t reserved[3];
+  /* Of a stream slot, since the session began: uses taken, completed, and completed with another status than OK. */
+  uint64_t stream_taken;
+  uint64_t stream_completed;
+  uint64_t stream_failed;
 } engram_reply;
 
 typedef struct engram_slot {
@@ -176,7 +188,7 @@ typedef struct engram_slot {
   uint32_t waiting; /* third line: client */
   uint32_t waiting_reserved[15];
   uint32_t doorbell;    /* fourth line: GPU stream sets, daemon resets */
-  uint32_t stream_lost; /* a latch, set by the client's watchdog */
+  uint32_t stream_lost; /* a latch, set by the client's watchdog: ENGRAM_STREAM_* */
   uint32_t doorbell_reserved[14];
 } engram_slot;
 

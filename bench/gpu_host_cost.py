@@ -1,0 +1,105 @@
+"""The host's cost of DeviceTable.fetch beyond a bare ring fetch, against the double of a driver that costs nothing.
+
+    .venv/bin/python bench/gpu_host_cost.py [--rows 12288]
+
+Starts a daemon over a small synthetic table, all of it resident, and builds the double of libcuda.so.1 from
+tests/fake_gpu; its copies do nothing, so what is left is what the client itself does. The bare fetch is submit, wait
+and release of the same ids, without any copy. Prints both medians, their difference, and a profile of the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import ctypes
+import os
+import pstats
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import engram_client
+import numpy as np
+from engram_client.cuda import DeviceTable
+
+ROOT = Path(__file__).resolve().parent.parent
+ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=12_288)
+    parser.add_argument("--rounds", type=int, default=400)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="engram-gpu-") as name:
+        folder = Path(name)
+        double = folder / "libcuda.so.1"
+        sources = [str(ROOT / "tests/fake_gpu" / source) for source in ("fake_gpu.cpp", "fake_cuda.cpp")]
+        build = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", *sources, "-Wl,-soname,libcuda.so.1"]
+        subprocess.run([*build, "-o", str(double)], check=True)
+        library = ctypes.CDLL(str(double), mode=ctypes.RTLD_GLOBAL)
+        subprocess.run([*ENGRAMD, "synth", str(folder / "source"), "--vocab-size", "20000"], check=True)
+        subprocess.run([*ENGRAMD, "pack", str(folder / "source"), str(folder / "table")], check=True)
+        socket = str(folder / "s.sock")
+        serve = [*ENGRAMD, "serve", str(folder / "table"), "--socket", socket, "--dram", "1GiB"]
+        daemon = subprocess.Popen(serve, stderr=subprocess.DEVNULL)
+        try:
+            while not os.path.exists(socket + ".ring"):
+                time.sleep(0.05)
+            measure(socket, library, args.rows, args.rounds)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+    return 0
+
+
+def measure(socket: str, library: ctypes.CDLL, rows: int, rounds: int) -> None:
+    with engram_client.connect(socket) as client:
+        table = client.table(layer=1)
+        generator = np.random.default_rng(1)
+        batches = [generator.integers(0, table.num_rows, rows) for _ in range(16)]
+        with DeviceTable(table, 0) as device:
+            entered = device.driver.enter()
+            out = device.driver.allocate(rows * table.row_bytes)
+            stream = device.driver.create_stream()
+            library.fake_gpu_set_option(b"zero_cost", ctypes.c_int64(1))
+
+            def bare(number: int) -> None:
+                ticket = table.submit(batches[number % 16])
+                ticket.wait()
+                ticket.release()
+
+            def fetch(number: int) -> None:
+                device.fetch(batches[number % 16], out, stream)
+
+            for number in range(50):
+                bare(number)
+                fetch(number)
+            seconds: dict[str, list[float]] = {"bare": [], "device": []}
+            # Alternating, so that a change of the machine's speed meets both.
+            for number in range(rounds):
+                for key, work in (("bare", bare), ("device", fetch)):
+                    started = time.perf_counter()
+                    work(number)
+                    seconds[key].append(time.perf_counter() - started)
+            medians = {key: statistics.median(values) * 1e6 for key, values in seconds.items()}
+            print(f"bare ring fetch of {rows} rows (submit, wait, release): p50 {medians['bare']:.1f} us")
+            print(f"DeviceTable.fetch of {rows} rows, free copies:          p50 {medians['device']:.1f} us")
+            print(
+                f"host cost beyond the bare fetch:                        {medians['device'] - medians['bare']:.1f} us"
+            )
+            profile = cProfile.Profile()
+            profile.enable()
+            for number in range(rounds):
+                fetch(number)
+            profile.disable()
+            print(f"profile of {rounds} fetches (cProfile adds its own cost to each call):")
+            pstats.Stats(profile).sort_stats("tottime").print_stats(14)
+            device.driver.leave(entered)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

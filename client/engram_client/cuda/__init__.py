@@ -1,0 +1,14 @@
+"""Rows straight into GPU memory, over CUDA's or ROCm's driver library, which is opened at run time.
+
+from engram_client.cuda import DeviceTable
+with DeviceTable(client.table("demo", layer=1), "cuda:0", max_rows=12288) as table:
+    table.fetch(ids, out, stream)
+"""
+
+from __future__ import annotations
+
+from .device_table import DeviceTable, DeviceTicket, Timing, rank_columns
+from .driver import GpuError
+from .stream_lane import StreamLane
+
+__all__ = ["DeviceTable", "DeviceTicket", "GpuError", "StreamLane", "Timing", "rank_columns"]
