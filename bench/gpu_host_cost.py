@@ -67,29 +67,42 @@ def measure(socket: str, library: ctypes.CDLL, rows: int, rounds: int) -> None:
             stream = device.driver.create_stream()
             library.fake_gpu_set_option(b"zero_cost", ctypes.c_int64(1))
 
+            waited: list[float] = []
+
             def bare(number: int) -> None:
                 ticket = table.submit(batches[number % 16])
+                started = time.perf_counter()
                 ticket.wait()
+                waited.append(time.perf_counter() - started)
                 ticket.release()
 
             def fetch(number: int) -> None:
+                before = device.timing.store_wait_s
                 device.fetch(batches[number % 16], out, stream)
+                waited.append(device.timing.store_wait_s - before)
 
             for number in range(50):
                 bare(number)
                 fetch(number)
             seconds: dict[str, list[float]] = {"bare": [], "device": []}
+            outside: dict[str, list[float]] = {"bare": [], "device": []}
             # Alternating, so that a change of the machine's speed meets both.
             for number in range(rounds):
                 for key, work in (("bare", bare), ("device", fetch)):
                     started = time.perf_counter()
                     work(number)
                     seconds[key].append(time.perf_counter() - started)
+                    outside[key].append(seconds[key][-1] - waited[-1])
             medians = {key: statistics.median(values) * 1e6 for key, values in seconds.items()}
             print(f"bare ring fetch of {rows} rows (submit, wait, release): p50 {medians['bare']:.1f} us")
             print(f"DeviceTable.fetch of {rows} rows, free copies:          p50 {medians['device']:.1f} us")
             print(
                 f"host cost beyond the bare fetch:                        {medians['device'] - medians['bare']:.1f} us"
+            )
+            own = {key: statistics.median(values) * 1e6 for key, values in outside.items()}
+            print(
+                f"outside the wait for the daemon: bare {own['bare']:.1f} us, DeviceTable {own['device']:.1f} us, "
+                f"difference {own['device'] - own['bare']:.1f} us"
             )
             profile = cProfile.Profile()
             profile.enable()
