@@ -1,0 +1,152 @@
+"""a. DRAM gather: the daemon, resident and from the row cache, against a gather in this process and numpy.take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import engram_client
+import numpy as np
+
+from bench.environment import ROW_BYTES, Daemon, Ids, Settings, Table, total
+from bench.report import Question, interleave
+from engramd._engine import ffi, lib
+
+BATCHES = (48, 288, 3072, 12_288, 49_152, 393_216)
+ROWS_PER_SIDE = 3_000_000
+
+
+class LocalGather:
+    """The in-process limit: the same number of rows, in the same kind of memory, copied by the engine's own loop."""
+
+    def __init__(self, rows: int, reply_rows: int, threads: int) -> None:
+        self.threads = threads
+        self.handle = lib.engram_bench_gather_create(rows, ROW_BYTES, reply_rows, threads)
+        if self.handle == ffi.NULL:
+            raise MemoryError(f"no memory for a gather of {rows} rows")
+        self.rows = np.frombuffer(
+            ffi.buffer(lib.engram_bench_gather_rows(self.handle), rows * ROW_BYTES), np.uint8
+        ).reshape(rows, ROW_BYTES)
+
+    def run(self, ids: Ids, batch: int) -> float:
+        """Rows a second over ids, batch after batch."""
+        taken = lib.engram_bench_gather_run(self.handle, ffi.from_buffer("int64_t[]", ids), batch, len(ids) // batch)
+        return float(ids.size / taken)
+
+    def close(self) -> None:
+        self.rows = np.empty((0, ROW_BYTES), np.uint8)
+        lib.engram_bench_gather_destroy(self.handle)
+        self.handle = ffi.NULL
+
+
+def by_ticket(table: engram_client.Table, ids: Ids, batch: int) -> float:
+    began = time.perf_counter()
+    for start in range(0, len(ids), batch):
+        with table.submit(ids[start : start + batch]) as ticket:
+            ticket.wait()
+    return len(ids) / (time.perf_counter() - began)
+
+
+def by_fetch(table: engram_client.Table, ids: Ids, batch: int, out: Any) -> float:
+    began = time.perf_counter()
+    for start in range(0, len(ids), batch):
+        table.fetch(ids[start : start + batch], out=out)
+    return len(ids) / (time.perf_counter() - began)
+
+
+def by_take(rows: Any, ids: Ids, batch: int, out: Any) -> float:
+    began = time.perf_counter()
+    for start in range(0, len(ids), batch):
+        np.take(rows, ids[start : start + batch], axis=0, out=out, mode="clip")
+    return len(ids) / (time.perf_counter() - began)
+
+
+def measure(settings: Settings, table_files: Table) -> Question:
+    question = Question("a", "DRAM gather of uniform fresh ids, rows a second")
+    batches = BATCHES[:5] if settings.quick else BATCHES
+    for workers in (1, 2):
+        for tier in ("resident", "cache"):
+            measure_tier(settings, table_files, question, workers, tier, batches)
+    return question
+
+
+def measure_tier(
+    settings: Settings, files: Table, question: Question, workers: int, tier: str, batches: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(workers)
+    # Covering all tables makes them resident; one byte less leaves the cache, which then holds seven eighths or so.
+    dram = files.row_bytes() * 2 if tier == "resident" else files.row_bytes() - 1
+    spin_us = None if workers == 1 else 0
+    with (
+        Daemon(files.path, dram, "--workers", str(workers)) as daemon,
+        engram_client.connect(daemon.socket, spin_us=spin_us) as client,
+    ):
+        layer = client.table(layer=1)
+        count = layer.num_rows
+        if tier == "resident":
+            daemon.wait_until_resident()
+            known = None
+        else:
+            known = hot = rng.permutation(count)[: count // 2]
+            for _ in range(3):
+                for start in range(0, len(hot), 49_152):
+                    layer.fetch(hot[start : start + 49_152])
+        local = LocalGather(count, max(batches), workers)
+        try:
+            for batch in batches:
+                name = f"{tier}, {workers} worker{'s'[: workers - 1]}, {batch:,} rows"
+                if batch > client.max_ticket_rows:
+                    question.note(f"{name}: more than one ticket holds ({client.max_ticket_rows:,})")
+                    continue
+                rows = (600_000 if settings.quick else ROWS_PER_SIDE) // batch * batch
+                rows = max(batch * 4, min(rows, batch * 4000))
+                measure_batch(settings, question, name, client, layer, local, batch, Chooser(rng, count, known, rows))
+        finally:
+            local.close()
+
+
+@dataclass
+class Chooser:
+    """Fresh uniform ids for each repetition: of all rows, or of those known to be cached."""
+
+    rng: np.random.Generator
+    count: int
+    known: Ids | None
+    rows: int
+
+    def __call__(self) -> Ids:
+        if self.known is None:
+            return self.rng.integers(0, self.count, self.rows)
+        return self.known[self.rng.integers(0, len(self.known), self.rows)]
+
+
+def measure_batch(
+    settings: Settings,
+    question: Question,
+    name: str,
+    client: engram_client.Client,
+    layer: engram_client.Table,
+    local: LocalGather,
+    batch: int,
+    choose: Chooser,
+) -> None:
+    out = np.empty((batch, ROW_BYTES), np.uint8)
+    before = client.stats()
+    sides: dict[str, Callable[[int], float]] = {
+        "ours": lambda _: by_ticket(layer, choose(), batch),
+        "limit": lambda _: local.run(choose(), batch),
+        "take": lambda _: by_take(local.rows, choose(), batch, out),
+        "fetch": lambda _: by_fetch(layer, choose(), batch, out),
+    }
+    for side in sides.values():
+        side(0)
+    figures = interleave(sides, settings.repetitions)
+    after = client.stats()
+    misses = total(after, "dram_misses") - total(before, "dram_misses")
+    rows = total(after, "rows") - total(before, "rows")
+    limit = "C++ gather, 2 threads" if local.threads == 2 else "C++ gather"
+    question.add(name, "rows/s", figures["ours"], limit, figures["limit"], missed=misses / max(1, rows))
+    question.add(name, "rows/s", figures["ours"], "numpy.take", figures["take"])
+    question.add(f"{name}, fetch(out=)", "rows/s", figures["fetch"], limit, figures["limit"])

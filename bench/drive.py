@@ -1,0 +1,89 @@
+"""c. NVMe: distinct rows that are nowhere in DRAM, against fio on the same file."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import engram_client
+import numpy as np
+
+from bench.environment import Daemon, Ids, Settings, Table, drop_pages, fio
+from bench.report import Question, interleave
+from engramd._engine import ffi, lib
+
+DEPTHS = (32, 64, 128, 256)
+BATCHES = (48, 3072, 12_288, 49_152)
+
+
+def queued(table: engram_client.Table, ids: Ids, batch: int, depth: int) -> float:
+    """Rows a second with `depth` requests in flight."""
+    began = time.perf_counter()
+    open_tickets: deque[engram_client.Ticket] = deque()
+    for start in range(0, len(ids), batch):
+        if len(open_tickets) == depth:
+            with open_tickets.popleft() as ticket:
+                ticket.wait()
+        open_tickets.append(table.submit(ids[start : start + batch]))
+    while open_tickets:
+        with open_tickets.popleft() as ticket:
+            ticket.wait()
+    return len(ids) / (time.perf_counter() - began)
+
+
+def measure(settings: Settings, files: Table) -> Question:
+    question = Question("c", "Distinct rows from the drive, no row cache, rows a second")
+    path = files.data_files()[0]
+    question.note(
+        f"{drop_pages(files.data_files())} pages of the table in the page cache after dropping them (mincore)"
+    )
+    seconds = 1 if settings.quick else 3
+    sweep = {depth: fio(path, depth, seconds).rows_per_s for depth in DEPTHS}
+    best = max(sweep, key=lambda depth: sweep[depth])
+    question.note("fio by depth: " + ", ".join(f"QD{depth} {rate:,.0f}" for depth, rate in sweep.items()))
+    rng = np.random.default_rng(5)
+    with Daemon(files.path, 0, "--workers", "1") as daemon, engram_client.connect(daemon.socket, spin_us=0) as client:
+        table = client.table(layer=1)
+        for batch in BATCHES:
+            for depth in (1, 2):
+                wanted = int(sweep[best] * seconds * (0.3 if batch == BATCHES[0] else 1.0)) // batch * batch
+                cpu: list[float] = []
+                fio_cpu: list[float] = []
+
+                def ours(
+                    _: int, batch: int = batch, depth: int = depth, wanted: int = wanted, cpu: list[float] = cpu
+                ) -> float:
+                    # Distinct pages too, so that every row costs a read.
+                    pages = rng.choice(
+                        table.num_rows // 15, min(max(wanted, batch * depth), table.num_rows // 15), False
+                    )
+                    ids = pages.astype(np.int64)[: len(pages) // batch * batch] * 15 + 7
+                    before = daemon.cpu_s()
+                    rate = queued(table, ids, batch, depth)
+                    cpu.append((daemon.cpu_s() - before) / len(ids) * 1e6)
+                    return rate
+
+                def limit(_: int, fio_cpu: list[float] = fio_cpu) -> float:
+                    figure = fio(path, best, seconds)
+                    fio_cpu.append(figure.cpu_us_per_row)
+                    return figure.rows_per_s
+
+                figures = interleave({"ours": ours, "fio": limit}, settings.repetitions)
+                question.add(
+                    f"{batch:,} rows, {depth} queued", "rows/s", figures["ours"], f"fio QD{best}", figures["fio"],
+                    cpu_us_row=float(np.median(cpu)), fio_cpu_us_row=float(np.median(fio_cpu)),
+                )  # fmt: skip
+    return question
+
+
+def direct_rate(files: Table, layer_file: int, ids: Ids, depth: int = 64) -> float:
+    """Rows a second of the plain O_DIRECT reader without a cache."""
+    out = np.empty((len(ids), 264), np.uint8)
+    number = ffi.new("int *")
+    taken = lib.engram_bench_direct_read(
+        str(files.data_files()[layer_file]).encode(), ffi.from_buffer("int64_t[]", ids), len(ids), 15, 264, depth,
+        ffi.from_buffer("uint8_t[]", out), number,
+    )  # fmt: skip
+    if taken < 0:
+        raise OSError(number[0], "direct read")
+    return float(len(ids) / taken)
