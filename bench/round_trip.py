@@ -78,7 +78,7 @@ def measure(settings: Settings, files: Table) -> Question:
     with tempfile.TemporaryDirectory(prefix="engram-bench-") as folder:
         endpoint = f"ipc://{folder}/peer.sock"
         peer = multiprocessing.get_context("spawn").Process(target=serve_takes, args=(endpoint, 1_000_000), daemon=True)
-        peer.start()  # type: ignore[no-untyped-call]
+        peer.start()
         with (
             Daemon(files.path, files.row_bytes() * 2, "--workers", "1") as daemon,
             engram_client.connect(daemon.socket) as ring,
@@ -112,7 +112,7 @@ def measure(settings: Settings, files: Table) -> Question:
                 "pyzmq, asleep": lambda: time_each(ids(asleep_rounds), PAUSE_US, ask),
             }
             for side in sides.values():
-                side()
+                side()  # type: ignore[no-untyped-call]
             found: dict[str, list[Seconds]] = {name: [] for name in sides}
             for _ in range(settings.repetitions):
                 for name, side in sides.items():
