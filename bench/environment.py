@@ -267,11 +267,11 @@ def memory_group(limit_bytes: int) -> Iterator[Path | None]:
             folder.mkdir()
         except OSError:
             continue
-        try:
-            (folder / limit_file).write_text(str(limit_bytes))
-        except OSError:
+        # A plain folder, or a version 2 group without the memory controller, has no such file.
+        if not (folder / limit_file).exists():
             folder.rmdir()
             continue
+        (folder / limit_file).write_text(str(limit_bytes))
         try:
             yield folder
         finally:
