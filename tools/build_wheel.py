@@ -53,10 +53,9 @@ def zig_environment(folder: Path) -> dict[str, str]:
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> None:
     """Runs a command; its output only matters where it fails."""
-    done = subprocess.run(
-        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        check=False,
-    )  # fmt: skip
+    # A DESTDIR of `make install` would lead CMake's own installation into the wheel astray.
+    whole = {name: value for name, value in os.environ.items() if name != "DESTDIR"} | (environment or {})
+    done = subprocess.run(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{done.stdout}\nerror: {' '.join(map(str, command))} ended with status {done.returncode}")
 
