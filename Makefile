@@ -43,10 +43,11 @@ build: $(SETUP_DONE) ## build the native library, its tests, the Python modules;
 	@$(LOCKED) $(MAKE) build-unlocked
 
 .PHONY: build-unlocked
-build-unlocked:
+build-unlocked: # progress is for terminals; elsewhere only what goes wrong is said
 	@test -f build/release/build.ninja || $(CMAKE_CONFIGURE) -B build/release -DENGRAM_INPLACE=ON >build/configure.log || \
 	  { cat build/configure.log >&2; exit 1; }
-	@$(CMAKE_BUILD) build/release --parallel $(JOBS)
+	@test -f build/release/.ninja_log || echo "Building (about a minute)"
+	@quiet=; test -t 1 || quiet='-- --quiet'; $(CMAKE_BUILD) build/release --parallel $(JOBS) $$quiet
 
 .PHONY: demo
 demo: build ## the whole way of a row: synthesise, pack, serve, hash real text, fetch, compare

@@ -47,7 +47,8 @@ function(engram_python_module)
   add_custom_command(
     OUTPUT ${generated}.c
     COMMAND ${Python_EXECUTABLE} ${extract} --output ${generated}.cdef.h ${headers}
-    COMMAND ${Python_EXECUTABLE} -m cffi.gen_src read-sources ${ARG_MODULE} ${generated}.cdef.h ${generated}.prelude.h
+    COMMAND sh -c "exec \"$@\" >/dev/null" sh # it says that it generates; what goes wrong is on stderr
+            ${Python_EXECUTABLE} -m cffi.gen_src read-sources ${ARG_MODULE} ${generated}.cdef.h ${generated}.prelude.h
             ${generated}.c
     DEPENDS ${extract} ${headers} ${generated}.prelude.h
     COMMENT "Generating the source of ${ARG_MODULE}"

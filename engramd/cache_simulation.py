@@ -20,17 +20,21 @@ CHUNK_KEYS = 1 << 20
 class CacheSimulation:
     """A row cache that keeps keys only. A context manager; used by one thread at a time.
 
-    capacity_rows: how many rows fit, with no allowance for metadata. Raises EngramdError where it is not a positive
-    number or memory is short.
+    capacity_rows: how many rows fit, with no allowance for metadata; 0 keeps nothing. Raises EngramdError where
+    memory is short.
     """
 
     def __init__(self, capacity_rows: int) -> None:
-        self._handle = lib.engram_simulation_create(capacity_rows) if 0 < capacity_rows < 1 << 64 else ffi.NULL
-        if self._handle == ffi.NULL:
-            raise EngramdError(f"cannot simulate a cache of {capacity_rows:,} rows: too few, or not enough memory")
+        if not 0 <= capacity_rows < 1 << 64:
+            raise EngramdError(f"cannot simulate a cache of {capacity_rows:,} rows: the limits are 0 and 2^64 - 1")
+        self._handle = lib.engram_simulation_create(capacity_rows) if capacity_rows else ffi.NULL
+        if capacity_rows and self._handle == ffi.NULL:
+            raise EngramdError(f"not enough memory to simulate a cache of {capacity_rows:,} rows")
 
     def run(self, keys: npt.NDArray[np.int64]) -> int:
         """Looks up int64 keys of any shape in C order and admits what is missing; returns the number of hits."""
+        if self._handle == ffi.NULL:
+            return 0
         keys = np.ascontiguousarray(keys, np.int64)
         return int(lib.engram_simulation_run(self._handle, ffi.from_buffer("int64_t[]", keys), keys.size))
 

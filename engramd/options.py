@@ -18,6 +18,7 @@ from engramd.sizes import MAX_SIZE_BYTES, format_size, parse_size
 MAX_WORKERS = 64  # ENGRAM_MAX_WORKERS
 MAX_SESSIONS = 1 << 16
 MIN_ARENA_BYTES = 1 << 20
+MAX_ARENA_BYTES = 4 << 30  # kMaxArenaBytes of the engine
 READERS = ("auto", "io_uring", "pread")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -62,7 +63,7 @@ def exact_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def size(minimum_bytes: int) -> Check:
+def size(minimum_bytes: int, maximum_bytes: int = MAX_SIZE_BYTES) -> Check:
     """A size in bytes, as an integer or a text such as '512MiB'."""
 
     def convert(value: Any, where: str) -> int:
@@ -74,10 +75,13 @@ def size(minimum_bytes: int) -> Check:
             raise EngramdError(f"{where}: {error}") from None
         if parsed < minimum_bytes:
             raise EngramdError(f"{where}: {value} is below the minimum of {format_size(minimum_bytes)}")
+        if parsed > maximum_bytes:
+            raise EngramdError(f"{where}: {value} is above the maximum of {format_size(maximum_bytes)}")
         return parsed
 
     assert MAX_SIZE_BYTES == (1 << 63) - 1
-    return Check(f"bytes: {exact_size(minimum_bytes)} to 8 EiB", convert)
+    maximum = "8 EiB" if maximum_bytes == MAX_SIZE_BYTES else exact_size(maximum_bytes)
+    return Check(f"bytes: {exact_size(minimum_bytes)} to {maximum}", convert)
 
 
 def integer(minimum: int, maximum: int, unit: str) -> Check:
@@ -133,7 +137,8 @@ def loopback_endpoint(value: Any, where: str) -> str:
     host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if not separator or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise EngramdError(f"{where}: {value!r} is not host:port with a port from 1 to 65535")
-    if not re.fullmatch(r"127(\.[0-9]{1,3}){3}|localhost|\[::1\]", host):
+    octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+    if not re.fullmatch(rf"127(\.{octet}){{3}}|localhost|\[::1\]", host):
         raise EngramdError(
             f"{where}: {host!r} is not a loopback address: this endpoint is neither encrypted nor authenticated, so it "
             "is bound to 127.0.0.1, [::1] or localhost only; reach it from elsewhere through a tunnel"
@@ -169,7 +174,7 @@ OPTIONS: tuple[Option, ...] = (
         "budget of rows in DRAM and their index; at the tables' size and above they become resident, 0 caches nothing",
         at_run_time=True,
     ),
-    Option("arena", "arena_bytes", "SIZE", size(MIN_ARENA_BYTES), "reply arena of a session"),
+    Option("arena", "arena_bytes", "SIZE", size(MIN_ARENA_BYTES, MAX_ARENA_BYTES), "reply arena of a session"),
     Option(
         "arena_limit",
         "arena_limit_bytes",

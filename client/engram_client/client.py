@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .arguments import MAX_ARENA_BYTES, handshake_timeout, integer, text_or_none
 from .errors import DaemonLost
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Client(ABC):
 
         What is left out may be left out only where a single layer fits. identity (64 hexadecimal digits) pins the
         content; with None the handle follows a reload as long as the geometry stays equal.
-        Raises UnknownTable, TableMismatch, DaemonLost.
+        Raises UnknownTable, TableMismatch, DaemonLost; TypeError and ValueError where an argument is of a wrong kind.
         """
 
     @abstractmethod
@@ -96,13 +97,15 @@ def connect(
     (20 + 0.1 a row, at most 500), 0 sleeps at once. timeout: of the handshake, in seconds. name: for the daemon's log.
     writable_arena: map the arena for writing too, which devices need that register no read-only memory (a stray write
     of this process can then spoil its own replies).
-    Raises DaemonLost where nobody answers (it does not retry), Busy where the daemon takes no more sessions.
+    Raises DaemonLost where nobody answers (it does not retry), Busy where the daemon takes no more sessions, and
+    TypeError or ValueError for wrong arguments.
     """
     address = find_target() if target is None else os.fspath(target)
-    if spin_us is not None and not 0 <= spin_us <= 1_000_000:
-        raise ValueError(f"spin_us must be 0 .. 1000000, not {spin_us}")
-    if not timeout > 0:
-        raise ValueError(f"timeout must be more than 0 seconds, not {timeout}")
+    arena_bytes = integer("arena_bytes", arena_bytes, 0, MAX_ARENA_BYTES)
+    if spin_us is not None:
+        spin_us = integer("spin_us", spin_us, 0, 1_000_000)
+    timeout = handshake_timeout(timeout)
+    name = text_or_none("name", name)
     if "://" in address or address.startswith("ipc-control:"):
         from .control_client import ControlClient
 

@@ -18,6 +18,7 @@ import msgpack
 import zmq
 
 from . import errors
+from .arguments import deadline_of
 from .errors import Busy, DaemonLost, EngramError, RequestTimeout, RowIdError
 
 PROTOCOL_VERSION = 1
@@ -107,7 +108,7 @@ class ControlRequest:
         link = self._link
         if link is None:
             raise EngramError(f"{self._channel.target}: the request is over")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         while True:
             left_ms = SLICE_MS if deadline is None else min(SLICE_MS, int((deadline - time.monotonic()) * 1000) + 1)
             link.wait(max(0, left_ms))

@@ -11,7 +11,7 @@ from .client import Client
 from .control import ControlChannel
 from .control_table import ControlTable
 from .errors import EngramError
-from .layer import LayerInfo, check_identity, select_layer
+from .layer import LayerInfo, check_identity, check_wish, select_layer
 
 LOCAL_PREFIX = "ipc-control:"
 
@@ -45,8 +45,7 @@ class ControlClient(Client):
             raise EngramError(f"{self.target}: the list of tables is malformed: {error!r}") from error
 
     def table(self, name: str | None = None, layer: int | None = None, identity: str | None = None) -> ControlTable:
-        if identity is not None:
-            identity = check_identity(identity)
+        name, layer, identity = check_wish(name, layer, identity)
         return ControlTable(self, select_layer(self.layers(), name, layer, identity, self.target), identity)
 
     def stats(self, *, timeout: float | None = 5.0) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._native import ffi, lib
+from .arguments import deadline_of
 from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
 from .control import ControlRequest
 from .errors import DaemonLost, EngramError, RequestTimeout, TableMismatch
 from .layer import LayerInfo, check_successor
-from .table import OnFull, Table, Ticket
+from .table import OnFull, Table, Ticket, check_waiting
 
 if TYPE_CHECKING:
     from .control_client import ControlClient
@@ -77,8 +78,7 @@ class ControlTable(Table):
         is_split = layout != "packed"
         if is_split:
             self._split_shapes((), layout)
-        if on_full not in ("wait", "busy"):
-            raise ValueError(f"on_full must be 'wait' or 'busy', not {on_full!r}")
+        check_waiting(on_full, timeout)
         limit = self._client.max_ticket_rows
         if array.size > limit:
             raise self._too_many_rows(array.size, limit)
@@ -127,11 +127,11 @@ class ControlTable(Table):
         return rows
 
     def _fetch(self, ids: Ids, rows: Rows, scales: Rows | None, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         self._over_reloads(lambda: self._fetch_once(ids, rows, scales, deadline))
 
     def _prefetch(self, ids: Ids, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         self._over_reloads(lambda: self._prefetch_once(ids, deadline))
 
     def _over_reloads(self, request: Any) -> None:

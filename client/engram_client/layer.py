@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .arguments import integer, text_or_none
 from .errors import TableMismatch, UnknownTable
+
+MAX_LAYER = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,15 @@ def check_identity(identity: str) -> str:
     if len(lowered) != 64 or not set(lowered) <= set("0123456789abcdef"):
         raise ValueError(f"identity must be 64 hexadecimal digits, not {identity!r}")
     return lowered
+
+
+def check_wish(name: str | None, layer: int | None, identity: str | None) -> tuple[str | None, int | None, str | None]:
+    """What a caller asks for, checked: name, layer, identity in lower case. TypeError, ValueError."""
+    if layer is not None:
+        layer = integer("layer", layer, 0, MAX_LAYER)
+    if text_or_none("identity", identity) is not None:
+        identity = check_identity(str(identity))
+    return text_or_none("name", name), layer, identity
 
 
 def select_layer(

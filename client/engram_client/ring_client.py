@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .client import Client
 from .errors import DaemonLost, EngramError
-from .layer import check_identity, select_layer
+from .layer import check_wish, select_layer
 from .ring_session import TOTALS, RingSession
 from .ring_table import RingTable
 
@@ -97,8 +97,7 @@ class RingClient(Client):
             self._past[name] += count
 
     def table(self, name: str | None = None, layer: int | None = None, identity: str | None = None) -> RingTable:
-        if identity is not None:
-            identity = check_identity(identity)
+        name, layer, identity = check_wish(name, layer, identity)
         session = self.connected()
         try:
             session.refresh()  # a table may have been loaded since

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._native import ffi, lib
+from .arguments import deadline_of
 from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
 from .errors import EngramError, RequestTimeout
 from .layer import LayerInfo, check_successor
 from .ring_session import SLICE_MS, RingSession, is_loss, raise_status, thread_error
-from .table import OnFull, Table, Ticket
+from .table import OnFull, Table, Ticket, check_waiting
 from .view_lifetime import release_with_last_view
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ _MAX_RELOADS = 8
 _EMPTY = memoryview(b"")
 # All views of a ticket must have the same base, also where two threads wait for it first.
 _first_wait_lock = threading.Lock()
-
-
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
 
 
 def _slice_ms(deadline: float | None) -> int:
@@ -82,7 +79,7 @@ class RingTicket(Ticket):
         memory = self._memory
         if memory is None:
             error = thread_error.struct
-            deadline = _deadline(timeout)
+            deadline = deadline_of(timeout)
             pointer = _wait(self._handle, self._number, _slice_ms(deadline), error)
             if not pointer:
                 pointer = self._wait_on(deadline, timeout, error)
@@ -229,6 +226,8 @@ class RingTable(Table):
     def submit(
         self, ids: ArrayLike, *, layout: Layout = "packed", on_full: OnFull = "wait", timeout: float | None = None
     ) -> RingTicket:
+        if on_full != "wait" or timeout is not None:
+            check_waiting(on_full, timeout)
         array = self._as_ids(ids)
         client = self._client
         binding = self._binding
@@ -254,11 +253,9 @@ class RingTable(Table):
         self, binding: _Binding, ids: Ids, is_split: bool, on_full: str, timeout: float | None, status: int, error: Any
     ) -> int:
         """Waits for room after a first try without success; else raises."""
-        if on_full not in ("wait", "busy"):
-            raise ValueError(f"on_full must be 'wait' or 'busy', not {on_full!r}")
         if status != lib.ENGRAM_STATUS_BUSY or on_full == "busy":
             self._fail(binding, status, error)
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         while True:
             # At least a look at who holds the room: 0 would mean "busy at once".
             wait_ms = max(1, _slice_ms(deadline))
@@ -282,7 +279,7 @@ class RingTable(Table):
         self._run(ids, ffi.NULL, ffi.NULL, lib.ENGRAM_LAYOUT_PACKED, lib.ENGRAM_OPERATION_PREFETCH, timeout)
 
     def _run(self, ids: Ids, rows: Any, scales: Any, layout: int, operation: int, timeout: float | None) -> None:
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         error = thread_error.struct
         ids_pointer = _from_buffer(ids)
         reloads = 0

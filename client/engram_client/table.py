@@ -9,11 +9,19 @@ from typing import Literal, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .arguments import deadline_of
 from .arrays import UINT8, Ids, Layout, Rows, check_out, check_split_out
 from .errors import RowIdError
 from .layer import LayerInfo
 
 OnFull = Literal["wait", "busy"]
+
+
+def check_waiting(on_full: str, timeout: float | None) -> None:
+    """Checks what submit() is to do without room. TypeError, ValueError."""
+    if on_full not in ("wait", "busy"):
+        raise ValueError(f"on_full must be 'wait' or 'busy', not {on_full!r}")
+    deadline_of(timeout)
 
 
 class Ticket(ABC):

@@ -40,7 +40,9 @@ class Checkpoint:
         if file_name not in self.shards:
             path = os.path.join(self.directory, file_name)
             if not os.path.exists(path):
-                raise EngramdError(f"{self.index_path} names {file_name!r}, which is not there: {path}")
+                raise EngramdError(
+                    f"{self.index_path} names {file_name!r}, which is not there: download or copy it to {path}"
+                )
             self.shards[file_name] = read_header(path)
         return self.shards[file_name]
 

@@ -18,6 +18,7 @@ from engramd.errors import EngramdError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 _MAX_DIMENSIONS = 16
+_ANEW = "; download or copy the file again"
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
@@ -58,14 +59,16 @@ def read_header(path: str) -> Shard:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or (8 + length > found.st_size and length <= MAX_HEADER_BYTES):
-                raise EngramdError(f"{path}: truncated: {found.st_size} bytes do not hold the safetensors header")
+                raise EngramdError(
+                    f"{path}: truncated: {found.st_size} bytes do not hold the safetensors header{_ANEW}"
+                )
             if length > MAX_HEADER_BYTES:
                 raise EngramdError(f"{path}: header of {length} bytes (the limit is {MAX_HEADER_BYTES})")
             header = file.read(length)
     except OSError as error:
         raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
     if len(header) != length:
-        raise EngramdError(f"{path}: truncated inside its header")
+        raise EngramdError(f"{path}: truncated inside its header{_ANEW}")
     tensors = _parse(header, path, 8 + length, found.st_size)
     digest = hashlib.sha256(prefix + header).hexdigest()
     return Shard(path, found.st_size, found.st_mtime_ns, digest, tensors)
@@ -102,7 +105,7 @@ def _tensor(name: str, entry: Any, path: str, data_start: int, file_size: int) -
     begin, end = offsets
     if data_start + end > file_size:
         raise EngramdError(
-            f"{where}: ends at byte {data_start + end}, but the file has {file_size}: truncated or damaged shard"
+            f"{where}: ends at byte {data_start + end}, but the file has {file_size}: truncated or damaged shard{_ANEW}"
         )
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits != (end - begin) * 8:

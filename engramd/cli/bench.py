@@ -59,8 +59,12 @@ def run_cache(args: argparse.Namespace) -> int:
         raise EngramdError(f"--row-bytes {args.row_bytes}: a row has at least one byte")
     try:
         ids = np.load(args.ids, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise EngramdError(f"{args.ids} is not a readable .npy file: {error}") from error
+    except OSError as error:
+        raise EngramdError(f"{args.ids}: cannot be read: {error.strerror}") from None
+    except (ValueError, EOFError):
+        raise EngramdError(
+            f"{args.ids} is not a whole .npy file of integers: save the row ids with numpy.save"
+        ) from None
     if not isinstance(ids, np.ndarray):
         raise EngramdError(f"{args.ids} is an archive of several arrays: save the row ids alone with numpy.save")
     result = simulate(ids, dram_bytes // args.row_bytes)

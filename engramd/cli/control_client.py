@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -52,6 +53,24 @@ class ControlClient:
         return dict(reply)
 
 
+def _who_may(path: str) -> str:
+    """A socket's owner and group in words, where they can be seen."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ": one of the folders above it is closed to it"
+    import grp
+    import pwd
+
+    owner: str | int = found.st_uid
+    group: str | int = found.st_gid
+    with contextlib.suppress(KeyError):
+        owner = pwd.getpwuid(found.st_uid).pw_name
+    with contextlib.suppress(KeyError):
+        group = grp.getgrgid(found.st_gid).gr_name
+    return f": it is for user {owner} and group {group}; join the group, or run as {owner}"
+
+
 def _probe(path: str) -> None:
     """Connects once, since libzmq itself would wait in silence for a daemon to appear."""
     try:
@@ -62,6 +81,8 @@ def _probe(path: str) -> None:
     except OSError as error:
         if error.errno == errno.EAGAIN:
             return  # alive, with a full backlog
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise EngramdError(f"{path}: uid {os.geteuid()} may not use this socket{_who_may(path)}") from None
         raise EngramdError(
             f"no daemon answers at {path}: {error.strerror} (start one with `engramd serve`, or name its --socket PATH)"
         ) from None

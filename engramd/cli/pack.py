@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
 
+MAX_SYNC_INTERVAL_S = 3600
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -31,7 +33,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--tensors", metavar="FILE.toml", help="names the tensors of other models (docs/tensors.md)")
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit of the repo in the cache [main]")
     parser.add_argument(
-        "--stripe", metavar="DIR,DIR", help="deal the pages to data files in these directories, one a drive"
+        "--stripe",
+        metavar="DIR,DIR",
+        type=_directories,
+        help="deal the pages to data files in these directories, one a drive",
     )
     parser.add_argument(
         "--sync-interval",
@@ -44,10 +49,20 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 3600:
-        raise ValueError
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_SYNC_INTERVAL_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {MAX_SYNC_INTERVAL_S}")
     return value
+
+
+def _directories(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} names an empty directory: write DIR or DIR,DIR,...")
+    return names
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             source,
             args.table,
             restart=args.restart,
-            stripes=None if args.stripe is None else [name for name in args.stripe.split(",") if name],
+            stripes=args.stripe,
             files=Files(lambda text: print(text, file=sys.stderr)),
             sync_interval_s=args.sync_interval,
         )

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.config:
         return reload_config(args.socket)
-    table = os.path.abspath(args.table) if os.sep in args.table else args.table
+    is_path = os.sep in args.table or args.table in (os.curdir, os.pardir)
+    table = os.path.abspath(args.table) if is_path else args.table
     with ControlClient(args.socket, TIMEOUT_S) as client:
         reply = client.ask("reload", table=table)
     if reply["generation"] == reply["previous_generation"]:

@@ -333,11 +333,11 @@ class Verbs:
         self, peer: Peer, request: Request, layer: ServedLayer, ids: bytes, operation: int
     ) -> tuple[Any, int]:
         """(engram_request *, row count) with everything but the layout filled in. Raises RequestError."""
-        width = request.integer("width", 4, 8)
-        if width not in (4, 8) or len(ids) % width:
+        width = request.one_of("width", (4, 8))
+        if len(ids) % width:
             raise RequestError(
                 "EngramError",
-                f"{request.verb}: {len(ids)} bytes of ids of width {width}; the width is 4 or 8 and divides them",
+                f"{request.verb}: {len(ids)} bytes of ids of width {width}, which does not divide them",
             )
         count = len(ids) // width
         parts = request.integer("parts", 1, 1 << 31, default=1)

@@ -44,12 +44,18 @@ class EventLog:
         elif event.kind == lib.ENGRAM_EVENT_PAGE:
             self._page(event)
         elif event.kind == lib.ENGRAM_EVENT_RESIDENT:
-            bad = f"; {event.row_id} bad pages are left to NVMe" if event.row_id > 0 else ""
-            _LOG.info("%s is resident in DRAM%s", self._where(event.handle), bad)
+            self._resident(event)
         elif event.kind == lib.ENGRAM_EVENT_READER:
             _LOG.info("reader: %s", event.text)
         else:
             _LOG.debug("unknown event %s", event)
+
+    def _resident(self, event: Event) -> None:
+        if event.row_id <= 0:
+            _LOG.info("%s is resident in DRAM", self._where(event.handle))
+            return
+        bad = "1 bad page, which is" if event.row_id == 1 else f"{event.row_id} bad pages, which are"
+        _LOG.warning("%s is resident in DRAM except for %s left to NVMe", self._where(event.handle), bad)
 
     def _page(self, event: Event) -> None:
         """One line for each page and kind of failure, however often it is asked for."""

@@ -145,8 +145,14 @@ def state_directory(configured: str | None) -> str | None:
     if path is not None:
         try:
             os.makedirs(path, mode=0o750, exist_ok=True)
+        except FileExistsError:
+            raise EngramdError(f"state {path}: this is not a directory; name one with --state DIR") from None
         except OSError as error:
-            raise EngramdError(f"{path}: cannot keep state there: {error.strerror}") from None
+            raise EngramdError(
+                f"state {path}: this directory cannot be made: {error.strerror}; name another with --state DIR"
+            ) from None
         if not os.access(path, os.W_OK | os.X_OK):
-            raise EngramdError(f"{path}: cannot keep state there: not writable by uid {os.geteuid()}")
+            raise EngramdError(
+                f"state {path}: not writable by uid {os.geteuid()}: change its owner, or name another with --state DIR"
+            )
     return path

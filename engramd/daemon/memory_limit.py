@@ -1,4 +1,5 @@
-"""The memory limit of the daemon's control group: a budget that cannot fit is refused instead of met by the OOM killer.
+"""The memory that the daemon may have, its control group's or the machine's: a budget that cannot fit is refused instead
+of met by the OOM killer.
 
 Both versions of control groups are read. A limit of any group above ours counts as well.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
@@ -54,29 +56,45 @@ def _limits_along(roots: list[str], path: str, name: str) -> list[tuple[int, str
     return limits
 
 
+def machine_memory(meminfo: str = "/proc/meminfo") -> tuple[int, str] | None:
+    """(bytes of RAM, the file that says so), or None. meminfo: for tests."""
+    try:
+        with open(meminfo, encoding="ascii") as file:
+            found = re.search(r"^MemTotal: +(\d{1,15}) kB$", file.read(4096), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    return (int(found[1]) << 10, meminfo) if found else None
+
+
 def check_budget(
     dram_bytes: int, table_bytes: int, arena_limit_bytes: int, limit: tuple[int, str] | None = None
 ) -> None:
     """Raises EngramdError where budget and process cannot fit under the limit; a warning where arenas may not.
 
-    A budget above the tables' size takes no more than they do.
+    A budget above the tables' size takes no more than they do. limit: for tests; the tighter of the control group's and
+    the machine's where it is left out.
     """
-    limit = limit or memory_limit()
-    if limit is None:
+    group, machine = limit or memory_limit(), machine_memory()
+    if limit is None and machine is not None and (group is None or machine[0] < group[0]):
+        limit_bytes, file = machine
+        owner, way_out = "this machine", "add memory"
+    elif group is not None:
+        limit_bytes, file = group
+        owner, way_out = "its control group", "raise the group's limit (systemd: MemoryMax=)"
+    else:
         return
-    limit_bytes, file = limit
     needed = min(dram_bytes, table_bytes + table_bytes // 8) + OWN_BYTES
     if needed > limit_bytes:
         room = f"lower --dram to {format_size(limit_bytes - OWN_BYTES)} or less, or " if limit_bytes > OWN_BYTES else ""
         raise EngramdError(
             f"a DRAM budget of {format_size(dram_bytes)} needs {format_size(needed)} with the daemon's own memory, but "
-            f"its control group has {format_size(limit_bytes)} ({file}): "
-            f"{room}raise the group's limit (systemd: MemoryMax=)"
+            f"{owner} has {format_size(limit_bytes)} ({file}): {room}{way_out}"
         )
     if needed + arena_limit_bytes > limit_bytes:
         _LOG.warning(
-            "arenas of up to %s (arena_limit) do not all fit into the control group's %s beside the DRAM budget: %s",
+            "arenas of up to %s (arena_limit) do not all fit into the %s that %s has beside the DRAM budget: %s",
             format_size(arena_limit_bytes),
             format_size(limit_bytes),
+            owner,
             file,
         )

@@ -59,6 +59,13 @@ class Request:
             raise self._wrong(key, f"an integer from {minimum} to {maximum}")
         return value
 
+    def one_of(self, key: str, allowed: tuple[int, ...]) -> int:
+        """A required integer out of a few."""
+        value = self._fields.get(key)
+        if type(value) is not int or value not in allowed:
+            raise self._wrong(key, " or ".join(map(str, allowed)))
+        return value
+
     def choice(self, key: str, choices: dict[str, int], default: str) -> int:
         """One of some words, as the number that stands for it."""
         value = self._fields.get(key, default)

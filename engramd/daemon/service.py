@@ -6,6 +6,7 @@ thread, and a small pool waits for control requests. Nothing in start-up depends
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -47,6 +48,7 @@ def check(settings: Settings) -> str:
     tables = open_tables(settings.tables)
     try:
         _check_memory(settings, tables)
+        _check_state(settings)
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
     finally:
         for table in tables:
@@ -295,9 +297,26 @@ def run_time_changes(quota: SessionQuota, administration: Administration) -> dic
 
 
 def _check_memory(settings: Settings, tables: list[ServedTable]) -> None:
-    """Raises EngramdError where the budget cannot fit into the daemon's control group."""
+    """Raises EngramdError where the budget cannot fit into the memory that the daemon may have."""
     table_bytes = sum(table.manifest.logical_bytes for table in tables)
     check_budget(settings.dram_bytes, table_bytes, settings.arena_limit_bytes)
+
+
+def _check_state(settings: Settings) -> None:
+    """Raises EngramdError where no state can be kept in the directory; leaves none behind that was not there."""
+    from engramd.daemon.heat_keeper import state_directory
+
+    folder = os.path.abspath(settings.state) if settings.state else None
+    missing = []
+    while folder and not os.path.lexists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    try:
+        state_directory(settings.state)
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
 
 
 def _describe_tables(tables: list[ServedTable]) -> str:

@@ -7,6 +7,7 @@ sockets lie there once the lock is held are stale and may be replaced.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -43,20 +44,21 @@ def client_path(argument: str | None) -> str:
 def server_path(argument: str | None) -> str:
     """The socket that a daemon binds: argument, ENGRAMD_SOCKET, the first usual path whose folder it may write to.
 
-    The system's folder is made where that is permitted. Raises EngramdError.
+    The system's folder is made where root needs it. Raises EngramdError.
     """
     chosen = argument or os.environ.get("ENGRAMD_SOCKET")
     if not chosen:
-        if os.geteuid() == 0:
-            os.makedirs(os.path.dirname(SYSTEM_PATH), mode=0o755, exist_ok=True)
+        _make_system_folder()
         folders = [os.path.dirname(path) for path in usual_paths()]
-        writable = [folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)]
+        writable = [folder for folder in folders if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)]
         if not writable:
             raise EngramdError(
                 f"no place for the socket: {' and '.join(folders)} cannot be written to; name one with --socket PATH"
             )
         chosen = os.path.join(writable[0], "engramd.sock")
     path = os.path.abspath(chosen)
+    if path == SYSTEM_PATH:
+        _make_system_folder()
     if len(os.fsencode(path + RING_SUFFIX)) > MAX_PATH_BYTES:
         raise EngramdError(
             f"socket path too long: {path}{RING_SUFFIX} is {len(os.fsencode(path + RING_SUFFIX))} bytes, "
@@ -66,6 +68,13 @@ def server_path(argument: str | None) -> str:
     if not os.path.isdir(folder):
         raise EngramdError(f"socket folder {folder} does not exist; make it, or choose another --socket PATH")
     return path
+
+
+def _make_system_folder() -> None:
+    """Makes the folder of the usual place where we are root. Where it cannot be made, whoever needs it says so."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(SYSTEM_PATH), mode=0o755, exist_ok=True)
 
 
 class SocketPair:
@@ -153,7 +162,10 @@ def _lock(path: str) -> int:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(lock_path, flags, 0o600)
         except OSError as error:
-            raise EngramdError(f"{lock_path}: cannot be opened: {error.strerror}") from None
+            raise EngramdError(
+                f"{lock_path}: cannot be opened: {error.strerror}; choose a --socket PATH in a folder that uid "
+                f"{os.geteuid()} may write to"
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, lock_path):

@@ -42,6 +42,7 @@ DATA_START = 672
 DATA_START_STEP = 512
 MARKER = "engramd_synth"
 MAX_SEED = (1 << 64) - 1
+MAX_VOCAB_SIZE = 40_000_000_000  # 24 heads of that many rows are just below the 2^40 rows of a layer
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class _Tensor:
 
 def head_sizes_of(vocab_size: int) -> list[tuple[int, ...]]:
     """Head sizes of both layers; their sums are the layers' rows. Raises EngramdError."""
+    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        raise EngramdError(f"vocabulary size {vocab_size}: it must be from 1 to {MAX_VOCAB_SIZE}")
     return list(head_sizes(vocab_size, len(LAYER_IDS), MAX_NGRAM_SIZE, HEADS))
 
 
@@ -92,8 +95,9 @@ def write_checkpoint(directory: str, vocab_size: int, seed: int, files: Files | 
     directory = os.path.abspath(directory)
     fields = engram_fields(vocab_size)
     rows = [sum(sizes) for sizes in head_sizes_of(vocab_size)]
+    made = False
     try:
-        _prepare_directory(directory, files)
+        made = _prepare_directory(directory, files)
         shards = {
             number: _shard(number, seed, dict(zip(LAYER_IDS, rows, strict=True))) for number in range(1, SHARDS + 1)
         }
@@ -128,15 +132,18 @@ def write_checkpoint(directory: str, vocab_size: int, seed: int, files: Files | 
             files.rename(path + ".new", path)
         files.sync_directory(directory)
     except OSError as error:
-        raise explain(error, f"writing {directory} failed", "make room, or name another directory") from None
+        raise explain(error, directory, "writing failed", "settle that, or name another directory") from None
+    finally:
+        if made and not os.listdir(directory):
+            files.rmdir(directory)  # refused before anything was written
     return total
 
 
-def _prepare_directory(directory: str, files: Files) -> None:
-    """Makes the directory, or makes sure that what is there is an earlier synthetic checkpoint."""
+def _prepare_directory(directory: str, files: Files) -> bool:
+    """Makes the directory (True), or makes sure that what is there is an earlier synthetic checkpoint."""
     if not os.path.lexists(directory):
         files.mkdir(directory)
-        return
+        return True
     if not os.path.isdir(directory):
         raise EngramdError(f"{directory}: not a directory")
     names = [name for name in os.listdir(directory) if name != "lost+found"]
@@ -159,6 +166,7 @@ def _prepare_directory(directory: str, files: Files) -> None:
     for name in ("config.json", INDEX_NAME):
         if name in names:
             files.unlink(os.path.join(directory, name))
+    return False
 
 
 def _shard(number: int, seed: int, rows: dict[int, int]) -> list[_Tensor]:

@@ -64,7 +64,7 @@ def write_sparse(
         with TableDirectory(directory, files) as table:
             return _write(table, files, layers, tuple(parts), Geometry(row_bytes), seed, hash_fields)
     except OSError as error:
-        raise explain(error, f"writing {directory} failed", "make room, or name another directory") from None
+        raise explain(error, directory, "writing failed", "settle that, or name another directory") from None
 
 
 def _write(

@@ -158,9 +158,14 @@ class Files:
             self.close(fd)
 
 
-def explain(error: OSError, doing: str, way_out: str) -> EngramdError:
-    """One clear error for a failed file operation, ending in the way out."""
-    path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+def explain(error: OSError, path: str, doing: str, way_out: str) -> EngramdError:
+    """One clear error for a failed file operation, ending in the way out. path: where the error names none ("": the
+    text goes without). Where the operation is not permitted, the way out is another place."""
+    if isinstance(error.filename, str | bytes):
+        path = os.fsdecode(error.filename)
+    path = f"{path}: " if path else ""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        way_out = f"give uid {os.geteuid()} the right to it, or name another directory"
     reasons = {
         errno.ENOSPC: "no space left on the drive",
         errno.EDQUOT: "the disk quota is used up",

@@ -227,7 +227,7 @@ class _Checker:
         self.directory = directory
 
     def refuse(self, why: str) -> NoReturn:
-        raise EngramdError(f"{self.path}: {why}")
+        raise EngramdError(f"{self.path}: {why}; pack the table again, or copy it anew")
 
     def field(self, table: Any, key: str, where: str = "") -> Any:
         name = f"{where}{key}"

@@ -27,11 +27,13 @@ from engramd.table.codec import PageFormat
 from engramd.table.files import Files, aligned_buffer, explain
 from engramd.table.geometry import Chunk, Geometry, Striping
 from engramd.table.journal import RECORD_BYTES, DigestLog, Journal, read_digests, read_journal
+from engramd.table.manifest import NAME as MANIFEST_NAME
 from engramd.table.manifest import PART_NAMES, Layer, Manifest, Part, Source
 from engramd.table.pipeline import WriteBehind, read_ahead
 from engramd.table.publish import (
     DIGESTS_NAME,
     JOURNAL_NAME,
+    PARTIAL,
     PlannedFile,
     TableDirectory,
     check_stripes,
@@ -45,7 +47,6 @@ WRITE_SLOTS = 3
 SYNC_INTERVAL_S = 2.0
 NO_CHUNK = Chunk(0, 0, 0, 0)
 SPARE_BYTES = 1 << 20  # for the manifest, the journal and directories
-_RESUME = "an older generation is untouched; once that is settled, run the same command again to go on"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def pack(
         with TableDirectory(table, packer.files) as directory:
             return packer.run(directory, restart, None if stripes is None else check_stripes(stripes))
     except OSError as error:
-        raise explain(error, f"packing {table} failed", _RESUME) from None
+        raise explain(error, os.path.abspath(table), "packing failed", _way_on(table)) from None
 
 
 def identity_of(
@@ -100,6 +101,13 @@ def identity_of(
         "layers": [list(layer) for layer in layers],
     }
     return hashlib.sha256(strict_json.canonical(geometry) + b"".join(digests)).hexdigest()
+
+
+def _way_on(table: str) -> str:
+    """What a person can do after a pack has failed, by what it has left behind."""
+    untouched = "the older generation is untouched; " if os.path.exists(os.path.join(table, MANIFEST_NAME)) else ""
+    goes_on = " to go on" if os.path.exists(os.path.join(table, PARTIAL, JOURNAL_NAME)) else ""
+    return f"{untouched}once that is settled, run the same command again{goes_on}"
 
 
 def parts_of(source: TableSource) -> tuple[Part, ...]:

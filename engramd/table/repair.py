@@ -204,8 +204,9 @@ class _Repairer:
                     try:
                         self.files.write_at(self.fds[path], buffer, offset, path)
                     except OSError as error:
-                        error.filename = path
-                        raise explain(error, f"page {page} cannot be written", "replace the drive and pack") from None
+                        raise explain(
+                            error, path, f"page {page} cannot be written", "replace the drive and pack"
+                        ) from None
                     progress.advance(self._bytes(1))
             self._sync()
             for layer in self.manifest.layers:

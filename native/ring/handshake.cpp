@@ -223,9 +223,10 @@ int open_socket(const char* path, const Deadline& deadline, UniqueFd& socket, en
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     if (errno == EINTR) return fail(error, ENGRAM_CLIENT_AGAIN, errno, "interrupted by a signal");
     if (errno == EACCES) {
-      return fail(error, ENGRAM_CLIENT_SYSTEM, errno, "no permission to use the socket; is this user in its group?");
+      return fail(error, ENGRAM_CLIENT_SYSTEM, errno, "no permission to use the socket %s; is this user in its group?",
+                  address.sun_path);
     }
-    return fail(error, ENGRAM_STATUS_LOST, errno, "no daemon answers: %m");
+    return fail(error, ENGRAM_STATUS_LOST, errno, "no daemon answers at %s: %m", address.sun_path);
   }
   return 0;
 }

@@ -140,7 +140,7 @@ int Session::report(int slot, int status, engram_error* error) const {
            ::strerrordesc_np(error_number) != nullptr ? ::strerrordesc_np(error_number) : "unknown error");
       break;
     case ENGRAM_STATUS_BAD_REQUEST:
-      fail(error, status, error_number, "the daemon refused the request as malformed (field %" PRIu64 ")", position);
+      fail(error, status, 0, "the daemon refused the request as malformed");
       break;
     case ENGRAM_STATUS_STOPPING:
       fail(error, status, 0, "the daemon is shutting down");

@@ -63,8 +63,8 @@ def test_a_small_cache_keeps_what_is_hot_through_a_scan(tmp_path: Path) -> None:
         (np.zeros((2, 2), np.float32), "row ids are integers"),
         (np.zeros((1, 1, 1, 1), np.int32), "row ids are integers"),
         (np.full((1, 2, 1), 1 << 40), "out of range"),
-        (b"not an array", "not a readable .npy file"),
-        (None, "not a readable .npy file"),
+        (b"not an array", "not a whole .npy file"),
+        (None, "ids.npy: cannot be read: No such file"),
     ],
 )
 def test_what_is_no_array_of_ids_is_refused(tmp_path: Path, content: Any, complaint: str) -> None:
@@ -79,8 +79,16 @@ def test_what_is_no_array_of_ids_is_refused(tmp_path: Path, content: Any, compla
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_cache_without_room_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.zeros(3, np.int64))
-    done = bench_cache("--ids", str(tmp_path / "ids.npy"), "--dram", "100")
-    assert done.returncode == 1
-    assert "0 rows" in done.stderr
+def test_no_room_is_no_hits(tmp_path: Path) -> None:
+    for dram in ("0", "263"):
+        fields = hits_of(tmp_path, np.zeros(100, np.int64), dram)
+        assert (fields["capacity_rows"], fields["requests"], fields["hits"]) == (0, 100, 0)
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    for name, content in (("config.toml", b"dram = 5\n"), ("cut.npy", b"\x93NUMPY\x01"), ("empty.npy", b"")):
+        (tmp_path / name).write_bytes(content)
+        done = bench_cache("--ids", str(tmp_path / name), "--dram", "1MiB")
+        assert done.returncode == 1
+        assert "not a whole .npy file of integers: save the row ids with numpy.save" in done.stderr
+        assert "pickle" not in done.stderr

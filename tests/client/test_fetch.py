@@ -35,6 +35,15 @@ def test_unknown_tables(client: Any) -> None:
         client.table(layer=1, identity="abc")
 
 
+def test_wishes_of_a_wrong_type(client: Any) -> None:
+    for wrong in ({"layer": "1"}, {"layer": 1.0}, {"name": 5}, {"name": b"demo"}, {"identity": 7}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            client.table(**wrong)
+    with pytest.raises(ValueError, match="layer"):
+        client.table(layer=-1)
+    assert client.table(layer=np.int32(14)).layer == 14
+
+
 def test_any_shape_dtype_and_layout(client: Any, rows_of: Any) -> None:
     handles = {layer: client.table(layer=layer) for layer in (1, 14)}
 
@@ -202,3 +211,26 @@ def test_a_ticket_over_the_limit(client: Any) -> None:
         handle.submit(np.zeros(client.max_ticket_rows + 1, np.int32))
     with handle.submit(np.zeros(client.max_ticket_rows, np.int64)) as ticket:
         assert ticket.wait(60).shape == (client.max_ticket_rows, 264)
+
+
+def test_wrong_timeouts(client: Any, rows_of: Any) -> None:
+    handle = client.table(layer=1)
+    ticket = handle.submit([1, 2])
+    calls = [handle.fetch, handle.prefetch, handle.submit]
+    for call in [lambda ids, timeout, call=call: call(ids, timeout=timeout) for call in calls] + [
+        lambda ids, timeout: ticket.wait(timeout)
+    ]:
+        for timeout in (-1, -0.001, float("nan")):
+            with pytest.raises(ValueError, match="timeout must be 0 or more seconds"):
+                call([1, 2], timeout)
+        with pytest.raises(TypeError, match="timeout must be a number of seconds, not 'x'"):
+            call([1, 2], "x")
+    assert (ticket.wait(float("inf")) == rows_of([1, 2], 1)).all()
+    assert (handle.fetch([3], timeout=np.float32(10)) == rows_of([3], 1)).all()
+
+
+def test_on_full_is_checked_before_anything_is_sent(client: Any) -> None:
+    handle = client.table(layer=1)
+    for ids in ([0], []):
+        with pytest.raises(ValueError, match="on_full must be 'wait' or 'busy', not 'foo'"):
+            handle.submit(ids, on_full="foo")

@@ -51,6 +51,13 @@ def test_nobody_answers(tmp_path: Path, socket_folder: str) -> None:
         engram_client.connect("udp://x")
 
 
+def test_the_path_that_was_tried_is_named(tmp_path: Path) -> None:
+    (tmp_path / "passwd.ring").touch()
+    for name in ("passwd", "none"):
+        with pytest.raises(engram_client.DaemonLost, match=rf"no daemon answers at {tmp_path}/{name}\.ring: "):
+            engram_client.connect(tmp_path / name)
+
+
 def test_a_silent_listener(socket_folder: str) -> None:
     path = socket_folder + "/silent.sock"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -363,8 +370,20 @@ def test_options(start_daemon: Any, connect: Any, rows_of: Any) -> None:
     for options in ({"spin_us": 0}, {"spin_us": 1000}, {"arena_bytes": 4 << 20}, {"name": "é" * 100}):
         handle = connect(daemon, **options).table(layer=1)
         assert (handle.fetch([1, 2]) == rows_of([1, 2], 1)).all()
-    for wrong in ({"spin_us": -1}, {"spin_us": 10**9}, {"timeout": 0}):
+    for wrong in (
+        {"spin_us": -1},
+        {"spin_us": 10**9},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": float("inf")},
+        {"arena_bytes": -1},
+        {"arena_bytes": 1 << 64},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             connect(daemon, **wrong)
+    for option, value in (("spin_us", "1"), ("timeout", "x"), ("timeout", None), ("arena_bytes", 1.5), ("name", 5)):
+        with pytest.raises(TypeError, match=option):
+            connect(daemon, **{option: value})
     with pytest.raises(ValueError, match="zero byte"):
         connect("a\0b")

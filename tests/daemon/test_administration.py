@@ -232,3 +232,11 @@ def test_a_cut_off_heat_file_warms_what_it_has(tmp_path: Path) -> None:
         Path(path).write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
         with pytest.raises(EngramdError):
             list(heat_file.read(path, identity))
+
+
+def test_a_table_is_named_by_its_directory(start_daemon: Any, engramd: Any, table: Path, monkeypatch: Any) -> None:
+    daemon = start_daemon()
+    monkeypatch.chdir(table)
+    for name in (".", str(table), f"{table}/"):
+        done = engramd("reload", name, "--socket", daemon.socket)
+        assert done.returncode == 0, done.stderr

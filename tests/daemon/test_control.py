@@ -147,6 +147,13 @@ def test_wrong_fields_are_named(start_daemon: Any, control: Any, fields: dict[st
     assert rest == []
 
 
+def test_a_width_that_cannot_be_is_told_what_can(start_daemon: Any, control: Any) -> None:
+    client = control(start_daemon().socket)
+    for width in (3, 5, True, None):
+        reply, _ = client.request("fetch", ids32(1), table="demo", layer=1, width=width)
+        assert reply["text"].endswith(f"field 'width' is {width}; it must be 4 or 8")
+
+
 def test_hostile_frames_are_dropped_or_answered(start_daemon: Any, control: Any) -> None:
     daemon = start_daemon()
     client = control(daemon.socket)

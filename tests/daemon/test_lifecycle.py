@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import shutil
@@ -102,6 +103,24 @@ def test_others_cannot_connect(start_daemon: Any, as_nobody: Any) -> None:
             return "connected"
 
         assert "PermissionError" in as_nobody(connect)
+
+
+def test_commands_of_another_user_name_the_group(start_daemon: Any, as_nobody: Any) -> None:
+    from engramd.cli.control_client import ControlClient  # before the child loses the right to read it
+
+    daemon = start_daemon()
+    group = grp.getgrgid(os.stat(daemon.socket).st_gid).gr_name
+    for open_folder in (True, False):
+        os.chmod(os.path.dirname(daemon.socket), 0o755 if open_folder else 0o700)
+
+        def ask() -> str:
+            ControlClient(daemon.socket)
+            return "no error"
+
+        text = as_nobody(ask)
+        assert "uid 65534 may not use this socket" in text
+        assert (f"group {group}; join the group" in text) == open_folder
+        assert "engramd serve" not in text
 
 
 def test_another_programs_socket_is_left_alone(engramd: Engramd, table: Path, socket_folder: str) -> None:
@@ -279,3 +298,38 @@ def test_interrupted_stats_end_quietly(start_daemon: Any) -> None:
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == ""
+
+
+def test_checking_says_where_state_cannot_be_kept(engramd: Engramd, table: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    common = ("serve", table, "--socket", tmp_path / "s.sock", "--check-config", "--state")
+    for state, words in (
+        ("/proc/x", "state /proc/x: this directory cannot be made"),
+        (tmp_path / "file", "--state DIR"),
+    ):
+        done = engramd(*common, state)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    done = engramd(*common, tmp_path / "new" / "state")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "new").exists()  # checking leaves nothing behind
+
+
+@pytest.mark.parametrize(("bad", "words"), [(1, "1 bad page, which is"), (2, "2 bad pages, which are")])
+def test_bad_pages_of_a_resident_table_are_a_warning(
+    start_daemon: Any, table: Path, tmp_path: Path, bad: int, words: str
+) -> None:
+    copy = tmp_path / "demo"
+    shutil.copytree(table, copy)
+    with open(next(copy.glob("layer-14.*.pages")), "r+b") as file:
+        for page in range(bad):
+            file.seek(4096 * 3 * page + 100)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+    daemon = start_daemon(copy)
+    daemon.wait_for_log("table demo layer 1 is resident in DRAM\n")
+    daemon.wait_for_log(f"table demo layer 14 is resident in DRAM except for {words} left to NVMe\n")
+    (line,) = [line for line in daemon.log.splitlines() if "except for" in line]
+    assert "warning" in line.lower().split("table demo")[0]

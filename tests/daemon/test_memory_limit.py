@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engramd.daemon.memory_limit import OWN_BYTES, check_budget, memory_limit
+from engramd.daemon.memory_limit import OWN_BYTES, check_budget, machine_memory, memory_limit
 from engramd.errors import EngramdError
+from engramd.synth.packed import SparseLayer, write_sparse
+from engramd.table.manifest import Part
 
 MIB = 1 << 20
 
@@ -54,3 +57,32 @@ def test_a_budget_that_cannot_fit_is_refused(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, logger="engramd"):
         check_budget(512 * MIB, 100 << 30, 4096 * MIB, limit)
     logging.getLogger("engramd")
+
+
+def test_the_machines_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:       24633436 kB\nMemFree:        1 kB\n")
+    assert machine_memory(str(tmp_path / "meminfo")) == (24633436 << 10, str(tmp_path / "meminfo"))
+    assert machine_memory(str(tmp_path / "none")) is None
+    (tmp_path / "meminfo").write_text("nonsense\n")
+    assert machine_memory(str(tmp_path / "meminfo")) is None
+
+
+def test_a_budget_above_the_machines_memory(start_daemon: Any, engramd: Any, tmp_path: Path) -> None:
+    """Refused at start, by the check and while serving where the tables would fill it; harmless for small ones."""
+    found = machine_memory()
+    if found is None or found[0] >= 4 << 40:
+        pytest.skip("this machine would hold the table")
+    parts = (Part("value", 1 << 16, "U8"),)
+    write_sparse(str(tmp_path / "t"), [SparseLayer(1, (1 << 26,))], parts, 0)  # 4 TiB
+    for more in ((), ("--check-config",)):
+        done = engramd("serve", tmp_path / "t", "--socket", tmp_path / "s", "--dram", "100TiB", *more)
+        assert done.returncode == 1
+        assert "a DRAM budget of 100.0 TiB needs" in done.stderr
+        assert "lower --dram to" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    daemon = start_daemon(tmp_path / "t")
+    done = engramd("budget", "100TiB", "--socket", daemon.socket)
+    assert done.returncode == 1
+    assert "lower --dram to" in done.stderr
+    daemon = start_daemon(dram="900TiB")
+    daemon.wait_for_log("layer 14 is resident")

@@ -60,3 +60,33 @@ def test_the_lock_changes_hands(places: tuple[Path, Path]) -> None:
         with sockets.SocketPair(path), pytest.raises(EngramdError, match=f"pid {os.getpid()}"):
             sockets.SocketPair(path)
         assert os.listdir(places[1]) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes the system's folder")
+def test_the_usual_folder_is_made_also_when_it_is_named(places: tuple[Path, Path]) -> None:
+    system, _ = places
+    for argument in (None, str(system / "engramd.sock")):
+        system.rmdir()
+        assert sockets.server_path(argument) == str(system / "engramd.sock")
+    with pytest.raises(EngramdError, match="does not exist"):
+        sockets.server_path(str(system / "deeper" / "engramd.sock"))
+
+
+def test_a_usual_folder_that_cannot_be_made(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file lies where it should be: the user's place is taken, or one line says what to do."""
+    system, user = places
+    system.rmdir()
+    system.touch()
+    assert sockets.server_path(None) == str(user / "engramd.sock")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with pytest.raises(EngramdError, match="--socket PATH"):
+        sockets.server_path(None)
+    with pytest.raises(EngramdError, match="does not exist"):
+        sockets.server_path(str(system / "engramd.sock"))
+
+
+def test_a_lock_that_cannot_be_opened(places: tuple[Path, Path]) -> None:
+    path = str(places[1] / "s.sock")
+    os.mkdir(path + ".lock")
+    with pytest.raises(EngramdError, match=r"s\.sock\.lock: cannot be opened: .*--socket PATH"):
+        sockets.SocketPair(path)

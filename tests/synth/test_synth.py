@@ -255,3 +255,31 @@ def test_damage_in_a_sparse_table_is_found(engramd: Engramd, tmp_path: Path) -> 
     done = engramd("verify", table)
     assert done.returncode == 1
     assert f"layer 14 page {row // 15} row {row // 15 * 15}: " in done.stderr
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "100000000000", "100000000"])
+def test_what_is_refused_leaves_nothing(engramd: Engramd, tmp_path: Path, size: str) -> None:
+    """Outside the range, or larger than the drive."""
+    (tmp_path / "drive").mkdir()
+    found = os.statvfs(tmp_path)
+    if size == "100000000" and found.f_bavail * found.f_frsize > 2 * 24 * 264 * 100_000_000:
+        pytest.skip("the drive here has room for more than a terabyte")
+    done = engramd("synth", tmp_path / "new", "--vocab-size", size)
+    assert done.returncode == 1
+    assert "from 1 to 40000000000" in done.stderr or "not enough space" in done.stderr
+    assert not (tmp_path / "new").exists()
+    done = engramd("synth", "--packed", tmp_path / "new", "--rows", "heads", "--vocab-size", "0")
+    assert done.returncode == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("verb", ["synth", "pack"])
+def test_a_drive_that_is_not_ours(engramd: Engramd, checkpoint: Path, verb: str) -> None:
+    """/sys takes no directories from anybody."""
+    path = "/sys/new"
+    done = engramd("synth", path) if verb == "synth" else engramd("pack", checkpoint, path)
+    assert done.returncode == 1
+    assert done.stderr.count(path) == 1
+    assert "right to it" in done.stderr
+    for wrong in ("make room", "generation"):
+        assert wrong not in done.stderr

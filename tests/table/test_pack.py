@@ -388,3 +388,18 @@ def test_a_file_system_without_o_direct(engramd: Engramd, tiny: Path, tmp_path: 
         assert engramd("verify", tmp_path / "t", "--against", tiny).returncode == 0
     finally:
         assert os.system(f"umount {mount}") == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--stripe=", "names an empty directory"),
+        ("--stripe=/tmp,,/var", "names an empty directory"),
+        ("--sync-interval=4000", "not a number of seconds from 0 to 3600"),
+    ],
+)
+def test_options_that_cannot_be(engramd: Engramd, tiny: Path, tmp_path: Path, option: str, words: str) -> None:
+    done = engramd("pack", tiny, tmp_path / "t", option)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "t").exists()
