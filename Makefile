@@ -47,7 +47,8 @@ build-unlocked: # progress is for terminals; elsewhere only what goes wrong is s
 	@test -f build/release/build.ninja || $(CMAKE_CONFIGURE) -B build/release -DENGRAM_INPLACE=ON >build/configure.log || \
 	  { cat build/configure.log >&2; exit 1; }
 	@test -f build/release/.ninja_log || echo "Building (about a minute)"
-	@quiet=; test -t 1 || quiet='-- --quiet'; $(CMAKE_BUILD) build/release --parallel $(JOBS) $$quiet
+	@if test -t 1; then $(CMAKE_BUILD) build/release --parallel $(JOBS); \
+	  else $(CMAKE_BUILD) build/release --parallel $(JOBS) -- --quiet | sed '/^ninja: no work to do/d'; fi
 
 .PHONY: demo
 demo: build ## the whole way of a row: synthesise, pack, serve, hash real text, fetch, compare

@@ -126,7 +126,7 @@ def prepare() -> tuple[Path, Path]:
         shutil.rmtree(checkpoint, ignore_errors=True)
         run("synth", checkpoint, "--vocab-size", str(VOCAB_SIZE), "--seed", str(SEED))
         done.write_text(json.dumps(made_with))
-    say("2. Pack: one aligned 4 KiB page for every 15 rows, a checksum for every row")
+    say("2. Pack: one aligned 4 KiB page for every 15 rows, a checksum for every row (anew in each run)")
     run("pack", checkpoint, table)
     return checkpoint, table
 

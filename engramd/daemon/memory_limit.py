@@ -1,5 +1,5 @@
-"""The memory that the daemon may have, its control group's or the machine's: a budget that cannot fit is refused instead
-of met by the OOM killer.
+"""The memory that the daemon may have, its control group's or the machine's: a budget that does not fit is refused, not
+left to the OOM killer.
 
 Both versions of control groups are read. A limit of any group above ours counts as well.
 """
