@@ -101,7 +101,7 @@ class RingTicket(Ticket):
         if self._number < 0:
             return 0
         error = thread_error.struct
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         pointer = _wait(self._handle, self._number, _slice_ms(deadline), error)
         if not pointer:
             pointer = self._wait_on(deadline, timeout, error)
