@@ -82,7 +82,7 @@ endfunction()
 if(NOT ENGRAM_CLIENT_ONLY)
   engram_python_module(
     MODULE engramd._engine FOLDER engramd LIBRARY engram_native
-    HEADERS wire.h hash.h pages.h engine.h simulate.h measure.h bench.h)
+    HEADERS wire.h hash.h pages.h engine.h simulate.h sampling.h measure.h bench.h)
 endif()
 engram_python_module(
   MODULE engram_client._native FOLDER client/engram_client LIBRARY engram_client_native

@@ -56,6 +56,7 @@ class Settings:
     state: str | None = None
     scrub_bytes: int = 8 << 20
     log_format: str = "text"
+    miss_curve: str = "on"
 
     def as_json(self) -> dict[str, Any]:
         """The effective configuration by the file's keys; sizes in bytes."""

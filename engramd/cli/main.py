@@ -28,6 +28,10 @@ VERBS = {
     "bench": "measure on this machine",
     "reload": "take a table's newest generation, or the configuration file, into use",
     "budget": "change a running daemon's DRAM budget",
+    "record": "sample a running daemon's row ids into a file",
+    "plan": "how much DRAM a stream of look-ups needs",
+    "heat": "which rows and n-grams are looked up most",
+    "warm": "load the hottest rows into a running daemon's cache",
     "shutdown": "ask a running daemon to drain and stop",
 }
 

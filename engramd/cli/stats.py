@@ -27,6 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--interval", metavar="S", type=interval_argument, help="a line every S seconds until interrupted"
     )
+    parser.add_argument(
+        "--mrc", action="store_true", help="what caches of other sizes would have hit of the demand since the start"
+    )
     parser.add_argument("--count", metavar="N", type=count_argument, help="with --interval: end after N lines")
     parser.add_argument(
         "--timeout", metavar="S", type=interval_argument, default=5.0, help="wait this long (default: 5)"
@@ -53,6 +56,8 @@ def interval_argument(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Prints once, or until interrupted. Raises EngramdError where nobody answers."""
+    if args.mrc:
+        return show_miss_curve(args)
     with sampler(args.socket, args.timeout, histograms=args.interval is not None and not args.json) as sample:
         if args.interval is None:
             stats = sample()
@@ -64,6 +69,29 @@ def run(args: argparse.Namespace) -> int:
 
             monitor.run(sample, args.interval, args.count)
     return 0
+
+
+def show_miss_curve(args: argparse.Namespace) -> int:
+    """`stats --mrc`: the daemon's miss-ratio curve, as text or (with all statistics) as JSON."""
+    from engramd.cli.control_client import ControlClient
+    from engramd.plan import live_curve
+
+    earlier: dict[str, Any] | None = None
+    printed = 0
+    with ControlClient(args.socket, args.timeout) as client:
+        while True:
+            stats = client.ask("stats").get("stats")
+            if not isinstance(stats, dict):
+                raise EngramdError(f"the daemon at {client.path} answers without statistics")
+            curve = live_curve.checked(client.ask("curve").get("curve"), client.path)
+            stats["mrc"] = live_curve.as_json(curve, earlier)
+            earlier = curve
+            text = live_curve.report(stats["mrc"], stats["dram"]["budget_bytes"])
+            print(json.dumps(stats) if args.json else text, flush=True)
+            printed += 1
+            if args.interval is None or printed == args.count:
+                return 0
+            time.sleep(args.interval)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from engramd.daemon.administration import Administration
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
 from engramd.daemon.reconfigure import Outcome, Reconfigure
+from engramd.daemon.sampling import Sampling
 from engramd.daemon.scrub import Scrubber
 from engramd.daemon.worker_pool import WorkerPool
 
@@ -120,6 +121,7 @@ class Verbs:
         self._scrubber = scrubber
         self._layers: dict[tuple[str, int], ServedLayer] = {}
         self.refresh()
+        self._sampling = Sampling(engine)
         self._budget = ByteBudget()
         self._request_ids = itertools.count(1)
         self._split_requests: OrderedDict[tuple[tuple[int, bytes], int], int] = OrderedDict()
@@ -134,6 +136,10 @@ class Verbs:
             "reload_config": self._reload_config,
             "scrub": self._scrub,
             "shutdown": self._shutdown,
+            "curve": self._curve,
+            "record_start": lambda peer, request, ids: self._sample(peer, request, self._sampling.start_recording),
+            "record_take": lambda peer, request, ids: self._sample(peer, request, self._sampling.take_samples),
+            "record_stop": lambda peer, request, ids: self._sample(peer, request, self._sampling.stop_recording),
         }
 
     def refresh(self) -> None:
@@ -245,6 +251,13 @@ class Verbs:
                 "EngramError",
                 f"{request.verb}: not permitted to {who}; only root and uid {os.geteuid()} (the daemon's) may",
             )
+
+    def _curve(self, peer: Peer, request: Request, ids: bytes | None) -> None:
+        self._submit(peer, request, 0, lambda: [messages.reply_ok(request, curve=self._sampling.curve())])
+
+    def _sample(self, peer: Peer, request: Request, action: Callable[[Request], dict[str, Any]]) -> None:
+        self._check_administrator(peer, request)
+        self._submit(peer, request, 0, lambda: [messages.reply_ok(request, **action(request))])
 
     def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         self._check_administrator(peer, request)

@@ -107,6 +107,11 @@ class Engine:
         self.state_descriptor = int(lib.engram_engine_state_descriptor(self._engine))
         self.event_descriptor = int(lib.engram_engine_event_descriptor(self._engine))
 
+    @property
+    def pointer(self) -> Any:
+        """The native engine, for modules that call functions of their own; NULL after destroy."""
+        return self._engine
+
     def add_table(self, table: ServedTable) -> list[ServedLayer]:
         """Opens a table's layers in the engine, under new handles. Raises EngramdError, with none of them left."""
         error = ffi.new("char[]", _ERROR_BYTES)

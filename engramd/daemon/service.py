@@ -87,6 +87,7 @@ class Service:
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
         from engramd.daemon.heat_keeper import HeatKeeper, state_directory
+        from engramd.daemon.sampling import Sampling
         from engramd.daemon.scrub import Scrubber
         from engramd.daemon.session_quota import SessionQuota
 
@@ -98,6 +99,8 @@ class Service:
                 "this is a fault build, made for tests: it injects the disk faults of ENGRAMD_FAULTS=%s",
                 os.environ.get("ENGRAMD_FAULTS", ""),
             )
+        if settings.miss_curve == "on":
+            Sampling(self._engine).start_curve()
         for table in tables:
             table.close()
         self._catalogue = Catalogue(self._engine.layers)

@@ -95,6 +95,7 @@ class Statistics:
                 "in_flight_cap": counters["in_flight_cap"],
                 "in_flight": counters["in_flight"],
                 "prefetch_dropped_rows": counters["prefetch_dropped_rows"],
+                "prefetch_queued_rows": counters["prefetch_queued_rows"],
             },
             "scrub": self._scrubber.statistics(),
             "latency_us": {

@@ -42,6 +42,9 @@ class RowCache {
 
   explicit RowCache(const Options& options);
 
+  // Rows that a cache of these options has room for.
+  static std::uint64_t plan_capacity(const Options& options);
+
   // False where the memory could not be mapped.
   bool valid() const { return slots_.valid() && index_.valid() && ghosts_.valid(); }
   std::uint64_t capacity() const { return capacity_; }
@@ -104,7 +107,6 @@ class RowCache {
   };
   static constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
 
-  static std::uint64_t plan_capacity(const Options& options);
   static std::uint64_t index_buckets(std::uint64_t capacity);
 
   std::uint8_t* slot_at(std::uint32_t slot) const { return slots_.data() + std::uint64_t{slot} * stride_; }

@@ -33,10 +33,15 @@ engram_simulation* engram_simulation_create(uint64_t capacity_rows) {
 }
 
 uint64_t engram_simulation_run(engram_simulation* simulation, const int64_t* keys, uint64_t count) {
+  return engram_simulation_trace(simulation, keys, count, nullptr);
+}
+
+uint64_t engram_simulation_trace(engram_simulation* simulation, const int64_t* keys, uint64_t count, uint8_t* missed) {
   RowCache& cache = simulation->cache;
   uint64_t hits = 0;
   for (uint64_t i = 0; i < count; ++i) {
     if (i + kPrefetchDistance < count) cache.prefetch_index(static_cast<std::uint64_t>(keys[i + kPrefetchDistance]));
+    if (missed != nullptr) missed[i] = 0;
     if (keys[i] < 0) continue;
     const auto key = static_cast<std::uint64_t>(keys[i]);
     std::uint32_t candidate = 0;
@@ -47,6 +52,7 @@ uint64_t engram_simulation_run(engram_simulation* simulation, const int64_t* key
     if (hit) {
       ++hits;
     } else {
+      if (missed != nullptr) missed[i] = 1;
       cache.admit(key, nullptr);
     }
   }

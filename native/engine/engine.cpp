@@ -61,6 +61,7 @@ std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::
     error = std::string("eventfd: ") + std::strerror(errno);
     return nullptr;
   }
+  engine->shared_.sampler = std::make_unique<RowSampler>(options.workers);
   engine->shared_.state = StatePage::create(error);
   if (engine->shared_.state == nullptr) return nullptr;
   return engine;
@@ -345,6 +346,7 @@ void Engine::read_counters(engram_engine_counters* counters) {
     out.in_flight += worker->reads_in_flight();
     out.in_flight_cap += std::max(8u, options_.in_flight_cap / options_.workers);
     out.prefetch_dropped_rows += worker->prefetch_dropped_rows();
+    out.prefetch_queued_rows += worker->prefetch_queued_rows();
   }
   for (std::uint32_t size_class = 0; size_class < ENGRAM_LATENCY_CLASSES; ++size_class) {
     std::vector<std::uint64_t> buckets(LatencyHistogram::kBuckets);

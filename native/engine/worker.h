@@ -27,6 +27,7 @@
 #include "engine/fair_queue.h"
 #include "engine/layer.h"
 #include "engine/ring_session.h"
+#include "engine/row_sampler.h"
 #include "engine/state_page.h"
 #include "engine/stream_poll.h"
 #include "io/page_reader.h"
@@ -43,6 +44,7 @@ struct EngineShared {
   std::vector<std::atomic<Layer*>> layers{kMaxHandles};
   std::unique_ptr<StatePage> state;
   EventQueue events;
+  std::unique_ptr<RowSampler> sampler;  // made before the workers
   std::atomic<bool> stopping{false};
   std::vector<Worker*> workers;  // set before the first session
 
@@ -91,6 +93,7 @@ class Worker {
   bool reads_with_io_uring() const { return io_uring_.load(std::memory_order_relaxed); }
   const LatencyHistogram& latency(std::uint32_t size_class) const { return latency_[size_class]; }
   std::uint64_t prefetch_dropped_rows() const { return prefetch_dropped_rows_.read(); }
+  std::uint64_t prefetch_queued_rows() const { return prefetch_rows_queued_.load(std::memory_order_relaxed); }
 
  private:
   struct Mail {
@@ -205,12 +208,12 @@ class Worker {
   PageQueue small_pages_;
   PageQueue large_pages_;
   PageQueue prefetch_pages_;
-  std::uint32_t small_turns_ = 0;  // small batches' turns since a large one that waits had its own
-  std::uint64_t prefetch_rows_queued_ = 0;
-  std::uint32_t small_open_ = 0;   // small batches that wait for reads
-  bool retire_later_ = false;      // a closing session may be free of requests now
-  DistinctRows distinct_;          // for the batch at hand
-  DistinctRows pending_distinct_;  // for the oldest pending count
+  std::uint32_t small_turns_ = 0;                       // small batches' turns since a large one that waits had its own
+  std::atomic<std::uint64_t> prefetch_rows_queued_{0};  // written by the worker's thread alone
+  std::uint32_t small_open_ = 0;                        // small batches that wait for reads
+  bool retire_later_ = false;                           // a closing session may be free of requests now
+  DistinctRows distinct_;                               // for the batch at hand
+  DistinctRows pending_distinct_;                       // for the oldest pending count
   static constexpr std::size_t kSpareIds = 64;
   std::deque<PendingCount> pending_counts_;
   std::uint64_t pending_rows_ = 0;

@@ -250,6 +250,9 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
   }
 
   batch.rows_zero = zeros;
+  if (shared_.sampler->wanted()) {
+    shared_.sampler->observe(options_.index, layer, batch.ids.data(), count, zeros);
+  }
   if (request.layout == ENGRAM_LAYOUT_SPLIT) {
     batch.destination.value_bytes = layer.value_bytes;
     batch.destination.scale_bytes = layer.row_bytes - layer.value_bytes;
@@ -305,7 +308,7 @@ void Worker::complete(Batch* batch) {
       } else {
         batch->layer->counters[options_.index].prefetch_reads.add(batch->page_reads);
       }
-      prefetch_rows_queued_ -= std::min<std::uint64_t>(prefetch_rows_queued_, batch->ids.size());
+      prefetch_rows_queued_ -= std::min<std::uint64_t>(prefetch_rows_queued_.load(), batch->ids.size());
     }
   } else if (batch->layer != nullptr && outcome.status != ENGRAM_STATUS_ROW_ID) {
     LayerCounters& counters = batch->layer->counters[options_.index];

@@ -114,6 +114,7 @@ typedef struct engram_engine_counters {
   uint32_t in_flight_cap; /* of all workers together */
   uint32_t in_flight;
   uint64_t prefetch_dropped_rows;
+  uint64_t prefetch_queued_rows; /* waiting for the drive; more than a limit of a million a worker are dropped */
   engram_latency latency[4];
 } engram_engine_counters;
 

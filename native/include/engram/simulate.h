@@ -17,6 +17,9 @@ engram_simulation* engram_simulation_create(uint64_t capacity_rows);
  * number >= 0 that is unique over layers; negative keys (rows of zeros) are passed over. */
 uint64_t engram_simulation_run(engram_simulation* simulation, const int64_t* keys, uint64_t count);
 
+/* The same, and missed[i] = 1 where keys[i] was missing, else 0. */
+uint64_t engram_simulation_trace(engram_simulation* simulation, const int64_t* keys, uint64_t count, uint8_t* missed);
+
 /* NULL is allowed. */
 void engram_simulation_destroy(engram_simulation* simulation);
 /* cdef-end */
