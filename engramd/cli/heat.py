@@ -100,11 +100,12 @@ def coverage_json(stream: Any) -> list[dict[str, Any]]:
     from engramd.heat import coverage
 
     entries = []
+    rows_seen = coverage.count_rows(stream)
     for attributes in ((), ("layer",), ("layer", "order"), ("layer", "order", "head")):
         for values, select in coverage.groups(stream, *attributes):
             if "order" in attributes and dict(zip(attributes, values, strict=True))["order"] == 0:
                 continue  # the hash is not known
-            found = coverage.coverage(stream, select)
+            found = coverage.coverage(stream, rows_seen, select)
             entries.append(
                 {
                     **dict(zip(attributes, values, strict=True)),

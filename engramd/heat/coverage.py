@@ -25,15 +25,28 @@ class Coverage:
     rows_for: tuple[int, ...]
 
 
-def coverage(stream: Stream, select: NDArray[np.bool_]) -> Coverage:
+@dataclass(frozen=True)
+class RowCounts:
+    """Each sampled row once: its class (uint8 [n], index into Stream.classes) and its look-ups (int64 [n])."""
+
+    columns: NDArray[np.uint8]
+    counts: NDArray[np.int64]
+
+
+def count_rows(stream: Stream) -> RowCounts:
+    """Counts the rows of a sample. A row belongs to one class."""
+    _, first, counts = np.unique(stream.keys, return_index=True, return_counts=True)
+    return RowCounts(stream.columns[first], counts)
+
+
+def coverage(stream: Stream, rows_seen: RowCounts, select: NDArray[np.bool_]) -> Coverage:
     """Of the classes selected (bool [classes]).
 
     The look-ups of the colder rows are counted and scaled up, and what the hottest take is the rest of the exact total:
     so it does not matter which of the few hottest rows fell into the sample.
     """
     lookups = int(stream.lookups[select].sum())
-    keys = stream.keys[select[stream.columns]] if not select.all() else stream.keys
-    counts = np.sort(np.unique(keys, return_counts=True)[1])[::-1].astype(np.float64)
+    counts = np.sort(rows_seen.counts[select[rows_seen.columns]])[::-1].astype(np.float64)
     rows = counts.size / stream.rate
     # covered_by[k] = share that the k hottest sampled rows stand for.
     rest = np.concatenate([[counts.sum()], counts.sum() - np.cumsum(counts)]) / stream.rate
