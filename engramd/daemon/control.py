@@ -76,7 +76,7 @@ class ByteBudget:
     def give_back(self, peer: tuple[int, bytes], count: int) -> None:
         """Ends a reservation."""
         self._total -= count
-        left = self._by_peer[peer] - count
+        left = self._by_peer.get(peer, 0) - count  # missing where only reservations of nothing are left
         self._by_peer[peer] = left
         if not left:
             del self._by_peer[peer]

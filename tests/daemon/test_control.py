@@ -370,3 +370,15 @@ def test_a_corrupt_page_is_an_error_and_one_line(
     assert stats["tables"][0]["layers"][0]["errors"] == {"PageCorrupt": 3}
     daemon.wait_for_log("page 2 cannot be served")
     assert daemon.log.count("page 2 cannot be served") == 1
+
+
+def test_many_questions_at_once(start_daemon: Callable[..., Any], control: Callable[[str], Any]) -> None:
+    """Requests that reserve no memory come and go in any order."""
+    daemon = start_daemon()
+    client = control(daemon.socket)
+    for number in range(40):
+        client.socket.send(msgpack.packb({"v": 1, "id": number, "verb": ("stats", "curve")[number % 2]}))
+    replies = [client.receive()[0] for _ in range(40)]
+    assert sorted(reply["id"] for reply in replies) == list(range(40))
+    assert all(reply["ok"] for reply in replies)
+    assert client.request("ping")[0]["pid"] == daemon.pid
