@@ -15,7 +15,8 @@ namespace {
 // first (with the row id in front and the odd words) continues the seed, the others start from zero. The three are
 // joined by carry-less multiplication: clmul(c, x^(8n - 33)) is 64 bits whose CRC is c moved past n bytes (32 from the
 // CRC's own shift by a word's upper half, 1 from the bit that a reflected product falls short of 64).
-__attribute__((target("sse4.2,crc32,pclmul"))) uint32_t row_crc_x86(const RowSeed& seed, uint64_t row, const uint8_t* bytes) {
+__attribute__((target("sse4.2,crc32,pclmul"))) uint32_t row_crc_x86(const RowSeed& seed, uint64_t row,
+                                                                    const uint8_t* bytes) {
   const uint32_t words = seed.row_bytes / 8;
   const uint32_t third = seed.stream_words;
   const uint32_t first = words - 2 * third;  // third .. third + 2 words
