@@ -57,6 +57,7 @@ class Scrubber:
         self._lock = threading.Lock()
         self._states: dict[str, LayerScrub] = {}  # under _lock, as all below
         self._wanted: set[str] = set()  # keys of layers to check at once
+        self._pages_read: dict[int, int] = {}  # by the layer's handle, since the start
         self._logged: set[tuple[str, int]] = set()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -111,6 +112,11 @@ class Scrubber:
                     }
                 )
         return report
+
+    def pages_read(self, handle: int) -> int:
+        """Pages of a layer that scrubbing has read since the start: reads behind all demand, as warming up is."""
+        with self._lock:
+            return self._pages_read.get(handle, 0)
 
     def statistics(self) -> dict[str, int]:
         """Sums over all layers."""
@@ -193,6 +199,8 @@ class Scrubber:
                 began = time.monotonic()
                 path = described.files[extent.file_index].path
                 target = buffer[: count * manifest.page_bytes]
+                with self._lock:
+                    self._pages_read[layer.handle] = self._pages_read.get(layer.handle, 0) + count
                 bad = self._check_run(page_format, first, count, target, opened[path], extent.offset, files, path)
                 self._advance(layer, state, begin, count, bad)
                 self._pace(key, len(target), began)

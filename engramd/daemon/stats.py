@@ -146,6 +146,7 @@ class Statistics:
                     "layer": layer.layer,
                     "tier": TIER_NAMES[found["tier"]],
                     **{name: found[name] for name in _LAYER_COUNTERS},
+                    "background_reads": found["background_reads"] + self._scrubber.pages_read(layer.handle),
                     "errors": _errors(found["errors"]),
                 }
             )

@@ -136,3 +136,27 @@ def test_scrubbing_yields_and_keeps_its_rate(start_daemon: Any, engramd: Callabl
     assert done.returncode == 1
     assert "no table 'nothing' is served; there is: demo" in done.stderr
     assert engramd("verify", table, "--report").returncode == 1
+
+
+def drive_bytes(pid: int) -> int:
+    """What the process has had read from the drive, by the kernel's count."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    raise AssertionError("no read_bytes line")
+
+
+def test_reads_for_scrubbing_are_counted(start_daemon: Any, engramd: Callable[..., Any], copy: Path) -> None:
+    daemon = start_daemon(copy, dram="0")
+
+    def counted_pages() -> int:
+        stats = json.loads(engramd("stats", "--socket", daemon.socket, "--json").stdout)
+        layers = stats["tables"][0]["layers"]
+        return sum(layer["nvme_reads"] + layer["prefetch_reads"] + layer["background_reads"] for layer in layers)
+
+    pages_before, bytes_before = counted_pages(), drive_bytes(daemon.pid)
+    assert engramd("verify", copy, "--online", "--socket", daemon.socket).returncode == 0
+    pages, read = counted_pages() - pages_before, drive_bytes(daemon.pid) - bytes_before
+    assert pages == sum(file.stat().st_size for file in copy.glob("*.pages")) // PAGE
+    # What else the process reads meanwhile (its own modules, once) is small beside it.
+    assert pages * PAGE <= read <= pages * PAGE * 1.02 + (1 << 20)
