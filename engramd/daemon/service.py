@@ -188,9 +188,9 @@ class Service:
     def run(self) -> int:
         """The event loop; returns the exit status once everything has drained."""
         _LOG.info("%s", self._ready_line())
-        notify.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_describe_tables(self._tables)}")
         if self._health is not None:
-            self._health.is_ready = True
+            self._health.is_ready = True  # before anybody is told: a probe may come at once
+        notify.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_describe_tables(self._tables)}")
         while self._stop_reason is None:
             self._turn(LONGEST_TURN_S if self._health is not None else None)
             if self._reload_wanted:
