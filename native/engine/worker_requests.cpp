@@ -35,12 +35,12 @@ std::uint32_t copy_ids(const std::uint8_t* source, std::uint32_t count, std::uin
     for (std::uint32_t i = 0; i < size; ++i) {
       const std::int64_t id = block[i];
       ids[begin + i] = id;
-      bad |= static_cast<std::uint64_t>(id + 1) > rows ? 1 : 0;
+      bad |= static_cast<std::uint64_t>(id) + 1 > rows ? 1 : 0;
       zero_count += id == -1 ? 1 : 0;
     }
     if (bad != 0) {
       for (std::uint32_t i = 0; i < size; ++i) {
-        if (static_cast<std::uint64_t>(ids[begin + i] + 1) > rows) return begin + i;
+        if (static_cast<std::uint64_t>(ids[begin + i]) + 1 > rows) return begin + i;
       }
     }
   }
