@@ -79,10 +79,11 @@ function(engram_python_module)
   endif()
 endfunction()
 
+set(engine_headers wire.h hash.h pages.h engine.h simulate.h sampling.h measure.h bench.h)
 if(NOT ENGRAM_CLIENT_ONLY)
   engram_python_module(
     MODULE engramd._engine FOLDER engramd LIBRARY engram_native
-    HEADERS wire.h hash.h pages.h engine.h simulate.h sampling.h measure.h bench.h)
+    HEADERS ${engine_headers})
 endif()
 engram_python_module(
   MODULE engram_client._native FOLDER client/engram_client LIBRARY engram_client_native
@@ -90,5 +91,5 @@ engram_python_module(
 if(ENGRAM_FAULTS)
   engram_python_module(
     MODULE engramd._engine FOLDER engramd LIBRARY engram_native FAULTS
-    HEADERS wire.h hash.h pages.h engine.h)
+    HEADERS ${engine_headers})
 endif()
