@@ -200,12 +200,17 @@ def to_stream(recording: Recording, path: str) -> Stream:
     shares = sampled / max(1.0, sampled.sum())
     if by_column and sampled.all():
         shares = np.full(len(classes), 1.0 / len(classes))
+    taken = recording.keys.size / max(1, recording.keys.size + recording.lost)
     return Stream(
         keys=recording.keys,
         columns=columns,
         classes=tuple(classes),
         lookups=np.round(shares * recording.lookups).astype(np.int64),
-        rate=recording.threshold / lib.ENGRAM_SAMPLE_ALL,
+        # What was lost makes the sample thinner, about evenly.
+        rate=recording.threshold
+        / lib.ENGRAM_SAMPLE_ALL
+        * recording.keys.size
+        / max(1, recording.keys.size + recording.lost),
         rows=sum(layer.rows for layer in recording.layers),
         row_bytes=sizes.pop(),
         tokens=None,

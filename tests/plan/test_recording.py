@@ -165,7 +165,7 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
         with engram_client.connect(daemon.socket) as client:
             table = client.table(layer=14)
             for seed in range(5):
-                table.fetch(demand(seed, 20_000))
+                table.fetch(demand(seed, 8_000))
             time.sleep(0.5)
             finish(process)
             command = [sys.executable, "-m", "engramd.cli.main", "plan", "--live", "--socket", daemon.socket]
@@ -182,7 +182,7 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
     done = engramd("plan", "--recorded", path, "--sizes", "1MiB,4MiB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    every = np.concatenate([demand(seed, 20_000) for seed in range(5)])
+    every = np.concatenate([demand(seed, 8_000) for seed in range(5)])
     every = every[every >= 0] + (2 << 40)
     simulation = lib.engram_simulation_create((1 << 20) // 264)
     hits = lib.engram_simulation_run(simulation, ffi.from_buffer("int64_t[]", every), every.size)
