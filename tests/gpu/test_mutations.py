@@ -132,4 +132,5 @@ def test_a_mutation_is_noticed(copied: Path, given: dict[str, str], name: str) -
         done = run_tests(copied, given, test)
     finally:
         path.write_text(source, encoding="utf-8")
-    assert done.returncode == 1, done.stdout[-3000:]
+    # A crash by a signal is noticed too: ids read too early may name memory that is not there.
+    assert done.returncode == 1 or done.returncode < 0, done.stdout[-3000:]
