@@ -200,17 +200,14 @@ def to_stream(recording: Recording, path: str) -> Stream:
     shares = sampled / max(1.0, sampled.sum())
     if by_column and sampled.all():
         shares = np.full(len(classes), 1.0 / len(classes))
+    # What was lost makes the sample thinner, about evenly.
     taken = recording.keys.size / max(1, recording.keys.size + recording.lost)
     return Stream(
         keys=recording.keys,
         columns=columns,
         classes=tuple(classes),
         lookups=np.round(shares * recording.lookups).astype(np.int64),
-        # What was lost makes the sample thinner, about evenly.
-        rate=recording.threshold
-        / lib.ENGRAM_SAMPLE_ALL
-        * recording.keys.size
-        / max(1, recording.keys.size + recording.lost),
+        rate=recording.threshold / lib.ENGRAM_SAMPLE_ALL * taken,
         rows=sum(layer.rows for layer in recording.layers),
         row_bytes=sizes.pop(),
         tokens=None,
