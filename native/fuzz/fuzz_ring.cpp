@@ -88,7 +88,8 @@ class Client {
     // Sessions that have ended are freed in the background; the limit is reached now and then.
     wait_until(
         [&] {
-          return engram_engine_open_session(engine, 1, 0, 64 << 10, &welcome, &descriptors, error, sizeof error) == 0;
+          return engram_engine_open_session(engine, 1, 0, 64 << 10, 0, &welcome, &descriptors, error, sizeof error) ==
+                 0;
         },
         "sessions are not freed");
     ring_fd_.reset(descriptors.ring);
