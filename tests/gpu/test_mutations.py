@@ -6,8 +6,10 @@ path. The tests named beside it then run in a process of their own, and must fai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,7 +98,17 @@ def run_tests(folder: Path, given: dict[str, str], test: str) -> subprocess.Comp
     """One test against the package in `folder`."""
     environment = {**os.environ, **given, "PYTHONSAFEPATH": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=20", test]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=100)
+    finally:
+        # A mutation that crashes leaves its daemon behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 @pytest.fixture(scope="module")
