@@ -71,10 +71,6 @@ class RowCache {
   // Where candidates' slots lie: a slot is the row's key, then the row.
   const std::uint8_t* slots() const { return slots_.data(); }
   std::uint32_t stride() const { return stride_; }
-  void prefetch(std::uint32_t candidate) const {
-    const std::uint8_t* slot = slot_at(candidate - 1);
-    for (std::uint32_t offset = 0; offset < stride_; offset += 64) __builtin_prefetch(slot + offset, 0, 2);
-  }
 
   // For simulations, which look up one key at a time.
   void prefetch_index(std::uint64_t key) const {
