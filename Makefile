@@ -181,7 +181,7 @@ install: $(SETUP_DONE) ## program, service, user and folders, under DESTDIR and 
 	  dist/engramd_server-*-linux_*.whl
 	@test -z "$(DESTDIR)" || sed -i '1s|^#!$(DESTDIR)|#!|' $(PROGRAM_FOLDER)/bin/engramd
 	@install -d $(DESTDIR)$(PREFIX)/bin && ln -sfn ../lib/engramd/bin/engramd $(DESTDIR)$(PREFIX)/bin/engramd
-	@install -D -m 644 deploy/engramd.service $(DESTDIR)$(PREFIX)/lib/systemd/system/engramd.service
+	@install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system deploy/engramd.service deploy/engramd.socket
 	@install -D -m 644 deploy/engramd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/engramd.conf
 	@install -D -m 644 deploy/engramd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/engramd.conf
 	@test -e $(DESTDIR)/etc/engramd/engramd.toml || \

@@ -179,6 +179,7 @@ def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Ca
         environment: dict[str, str] | None = None,
         umask: int = -1,
         wrapper: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
         **options: str | int,
     ) -> Daemon:
         number = len(started)
@@ -199,6 +200,7 @@ def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Ca
                 stderr=log,
                 env={**os.environ, "NOTIFY_SOCKET": notify_path, **(environment or {})},
                 umask=umask,
+                pass_fds=pass_fds,
             )
             daemon = Daemon(process, path, log_path)
             started.append(daemon)

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from engramd import listen_fds
 from engramd.config import Flags, Settings
 from engramd.daemon import log, notify, sockets
 from engramd.daemon.memory_limit import check_budget
@@ -78,7 +79,7 @@ class Service:
         notify.extend_timeout(START_TIMEOUT_S)
         # Signals first, so that one during start-up ends in an orderly way too.
         self._wakeup = _signal_wakeup(cleanup, self._on_signal)
-        self._sockets = cleanup.enter_context(sockets.SocketPair(sockets.server_path(settings.socket)))
+        self._sockets = cleanup.enter_context(sockets.open_pair(settings.socket, listen_fds.take()))
         tables = open_tables(settings.tables)
         for table in tables:
             cleanup.callback(table.close)

@@ -15,9 +15,10 @@ import socket
 import stat
 from types import TracebackType
 
+from engramd.daemon.activation import RING_SUFFIX, activated_sockets, check_path
 from engramd.errors import EngramdError
+from engramd.listen_fds import Passed
 
-RING_SUFFIX = ".ring"
 LOCK_SUFFIX = ".lock"
 SYSTEM_PATH = "/run/engramd/engramd.sock"
 MAX_PATH_BYTES = 107  # sun_path holds 108 with its zero
@@ -70,6 +71,21 @@ def server_path(argument: str | None) -> str:
     return path
 
 
+def open_pair(argument: str | None, passed: list[Passed]) -> SocketPair:
+    """Those that a service manager passed, else new sockets at `server_path`. Raises EngramdError."""
+    activated = activated_sockets(passed)
+    if activated is None:
+        return SocketPair(server_path(argument))
+    try:
+        path = activated[0].getsockname()
+        check_path(path, argument or os.environ.get("ENGRAMD_SOCKET"))
+        return SocketPair(path, activated)
+    except BaseException:
+        for one in activated:
+            one.close()
+        raise
+
+
 def _make_system_folder() -> None:
     """Makes the folder of the usual place where we are root. Where it cannot be made, whoever needs it says so."""
     if os.geteuid() == 0:
@@ -81,13 +97,17 @@ class SocketPair:
     """Both listening sockets of one daemon, and the lock that makes the path its own.
 
     `control` is a listening stream socket for libzmq, `ring` a non-blocking SEQPACKET listener. Raises EngramdError
-    where the path is another daemon's, is not a socket, or cannot be bound.
+    where the path is another daemon's, is not a socket, or cannot be bound. activated: both sockets where they listen
+    at the path already, made by a service manager: they are used, and left in the file system.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, activated: tuple[socket.socket, socket.socket] | None = None) -> None:
         self.path = path
         self._identities: dict[str, tuple[int, int]] = {}
         self._lock_descriptor = _lock(path)
+        if activated is not None:
+            self.control, self.ring = activated
+            return
         opened: list[socket.socket] = []
         try:
             for bound, kind, backlog in (

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 
 from engramd.daemon import sockets
+from engramd.daemon.activation import RING_SUFFIX
 from engramd.doctor.finding import Finding, ok, warn
 
 GPU_LIBRARIES = {"libcuda.so.1": "CUDA", "libamdhip64.so": "ROCm"}
@@ -35,7 +36,7 @@ def daemon_socket(path: str) -> Finding:
         return warn("socket", f"{path}: {error.strerror}", "let this user into the folder")
     if not stat.S_ISSOCK(mode):
         return warn("socket", f"{path} is no socket", "remove it, or name another --socket")
-    for target, kind in ((path, socket.SOCK_STREAM), (path + sockets.RING_SUFFIX, socket.SOCK_SEQPACKET)):
+    for target, kind in ((path, socket.SOCK_STREAM), (path + RING_SUFFIX, socket.SOCK_SEQPACKET)):
         try:
             with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as probe:
                 probe.connect(target)

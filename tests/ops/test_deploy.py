@@ -26,6 +26,7 @@ from .conftest import free_port
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "engramd.service"
+SOCKET_UNIT = DEPLOY / "engramd.socket"
 PROFILE = DEPLOY / "seccomp-engramd.json"
 SANDBOX = [sys.executable, str(ROOT / "tools" / "unit_sandbox.py"), str(UNIT)]
 MOST_EXPOSED = 15  # tenths: `systemd-analyze security` gives 1.5 or better
@@ -38,9 +39,20 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_systemd
-def test_the_unit_verifies_without_a_word() -> None:
-    done = run("systemd-analyze", "verify", str(UNIT))
+@pytest.mark.parametrize("unit", [UNIT, SOCKET_UNIT])
+def test_the_unit_verifies_without_a_word(unit: Path) -> None:
+    done = run("systemd-analyze", "verify", str(unit))
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_socket_unit_makes_the_daemons_own_sockets() -> None:
+    """At the paths that the service names, for the same users."""
+    lines = SOCKET_UNIT.read_text().splitlines()
+    (path,) = re.findall(r"--socket (\S+)", UNIT.read_text())
+    assert f"ListenStream={path}" in lines
+    assert f"ListenSequentialPacket={path}.ring" in lines
+    assert {"SocketUser=engramd", "SocketGroup=engramd", "SocketMode=0660"} <= set(lines)
+    assert "RuntimeDirectoryPreserve=yes" in UNIT.read_text().splitlines(), "else a restart would remove them"
 
 
 @needs_systemd
