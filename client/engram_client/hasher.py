@@ -46,7 +46,7 @@ def _check_random_stream() -> None:
         )
 
 
-def _head_sizes(config: EngramConfig) -> NDArray[np.int64]:
+def head_sizes(config: EngramConfig) -> NDArray[np.int64]:
     """Primes, int64 [layers, columns]: for each layer in order and each n-gram order, the next n_heads primes from
     engram_vocab_size up that no earlier place has used (NgramHashMapping in deepseek-ai/Engram, engram_demo_v1.py)."""
     layers = len(config.layer_ids)
@@ -105,7 +105,7 @@ class NgramHasher:
             )
         self.layer_ids: tuple[int, ...] = config.layer_ids
         self.max_ngram_size: int = config.max_ngram_size
-        self.head_sizes: NDArray[np.int64] = _head_sizes(config)
+        self.head_sizes: NDArray[np.int64] = head_sizes(config)
         self.token_map: NDArray[np.int32] = ids
         self._columns = config.columns
         self._n_heads = config.n_heads

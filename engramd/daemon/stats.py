@@ -135,6 +135,8 @@ class Statistics:
                     "generation": manifest.generation,
                     "path": os.fsencode(manifest.directory).decode("utf-8", "replace"),
                     "row_bytes": manifest.row_bytes,
+                    "revision": manifest.source.revision,
+                    "hash": manifest.hash,
                     "layers": [],
                 },
             )

@@ -32,7 +32,9 @@ def test_shape(start_daemon: Any, engramd: Callable[..., Any], raw_client: Any) 
     assert stats["pid"] == daemon.pid
     assert stats["uptime_s"] > 0
     (table,) = stats["tables"]
-    assert {"name", "identity", "generation", "path", "row_bytes", "layers"} <= set(table)
+    assert {"name", "identity", "generation", "path", "row_bytes", "revision", "hash", "layers"} <= set(table)
+    assert table["revision"] is None
+    assert table["hash"]["engram_layer_ids"] == [1, 14]
     for layer in table["layers"]:
         assert {"layer", "tier", "errors"} | LAYER_COUNTERS <= set(layer)
         assert layer["tier"] in ("cached", "loading", "resident")
