@@ -79,7 +79,7 @@ function(engram_python_module)
   endif()
 endfunction()
 
-set(engine_headers wire.h hash.h pages.h engine.h simulate.h sampling.h measure.h bench.h)
+set(engine_headers wire.h hash.h pages.h engine.h simulate.h sampling.h measure.h numa.h bench.h)
 if(NOT ENGRAM_CLIENT_ONLY)
   engram_python_module(
     MODULE engramd._engine FOLDER engramd LIBRARY engram_native

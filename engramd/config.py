@@ -19,12 +19,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engramd.daemon.memory_limit import machine_memory, memory_limit
 from engramd.errors import EngramdError
-from engramd.options import BY_KEY, OPTIONS
-from engramd.sizes import format_size
+from engramd.options import BY_KEY, MIN_ARENA_BYTES, OPTIONS
+from engramd.sizes import MAX_SIZE_BYTES, format_size
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_TABLES = 256
+ARENA_SHARE = 4  # arenas take at most 1/4 of the daemon's memory where nothing is said
 MAX_NAME_BYTES = 127  # engram_catalogue_record.name is 128 bytes with its zero
 
 
@@ -46,11 +48,12 @@ class Settings:
     metrics: str | None = None
     dram_bytes: int = 1 << 30
     arena_bytes: int = 64 << 20
-    arena_limit_bytes: int = 4 << 30
+    arena_limit_bytes: int = 4 << 30  # where nothing is said, settings_from takes less on a small machine
     sessions: int = 256
     uid_share: int = 75
     workers: int = 0
     reader: str = "auto"
+    numa_node: str = "auto"
     poll_budget: float = 0.1
     log_level: str = "info"
     state: str | None = None
@@ -96,10 +99,19 @@ def settings_from(flags: Flags, *, needs_tables: bool = True) -> Settings:
             option = BY_KEY[key]
             values[option.attribute] = option.check.convert(text, option.flag)
     settings = replace(Settings(tables=tables), **values)
+    if "arena_limit_bytes" not in values:
+        settings = replace(settings, arena_limit_bytes=_arena_limit(settings.arena_bytes))
     if needs_tables and not settings.tables:
         raise EngramdError("no table to serve: name one, as in `engramd serve /data/table`, or use --config FILE")
     _check_together(settings)
     return settings
+
+
+def _arena_limit(arena_bytes: int) -> int:
+    """The limit on arenas where nothing is said: never so low that no session could be opened."""
+    limits = [found[0] for found in (memory_limit(), machine_memory()) if found is not None]
+    share = min(limits, default=MAX_SIZE_BYTES) // ARENA_SHARE & ~(MIN_ARENA_BYTES - 1)
+    return min(Settings.arena_limit_bytes, max(share, 2 * arena_bytes))
 
 
 def parse_table(text: str) -> TablePath:

@@ -22,6 +22,7 @@ MAX_ARENA_BYTES = 4 << 30  # kMaxArenaBytes of the engine
 READERS = ("auto", "io_uring", "pread")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+NUMA_WORDS = ("auto", "interleave", "off")
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,14 @@ def loopback_endpoint(value: Any, where: str) -> str:
     return f"127.0.0.1:{port}" if host == "localhost" else str(value)
 
 
+def _numa_node(value: Any, where: str) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and (text in NUMA_WORDS or re.fullmatch("[0-9]|[1-5][0-9]|6[0-3]", text)):
+        return text
+    raise EngramdError(f"{where}: {value!r} is none of {', '.join(NUMA_WORDS)} and no node's number from 0 to 63")
+
+
+NUMA_NODE = Check(f"{', '.join(NUMA_WORDS)}, or a node's number: 0 to 63", _numa_node)
 PATH = Check("a path", _path)
 LOOPBACK = Check("host:port, loopback addresses only", loopback_endpoint)
 
@@ -181,6 +190,7 @@ OPTIONS: tuple[Option, ...] = (
         "SIZE",
         size(MIN_ARENA_BYTES),
         "arenas and rings of all sessions together, outside the DRAM budget",
+        default_text="4GiB, but no more than a quarter of the memory that the daemon may have",
     ),
     Option("sessions", "sessions", "N", integer(1, MAX_SESSIONS, "sessions"), "most sessions at once"),
     Option(
@@ -205,6 +215,14 @@ OPTIONS: tuple[Option, ...] = (
         "KIND",
         choice(*READERS),
         "how pages are read; auto takes io_uring and falls back to pread",
+    ),
+    Option(
+        "numa_node",
+        "numa_node",
+        "NODE",
+        NUMA_NODE,
+        "where threads run and memory lies on a machine of several NUMA nodes: near the tables' drives, page by page "
+        "round all nodes, where the kernel likes, or on that node alone",
     ),
     Option(
         "poll_budget",

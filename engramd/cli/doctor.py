@@ -10,7 +10,7 @@ from engramd import config
 from engramd.doctor.finding import Finding, Grade, Machine
 from engramd.options import OPTIONS
 
-SHARED_OPTIONS = ("socket", "dram", "arena_limit", "sessions")
+SHARED_OPTIONS = ("socket", "dram", "arena_limit", "sessions", "numa_node")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,6 +62,7 @@ def examine(settings: config.Settings, directories: list[str], measures: bool) -
 
     machine = Machine()
     yield from kernel.findings(machine, settings.sessions)
+    yield kernel.node_placement(machine, settings.numa_node, directories, settings.dram_bytes)
     table_bytes = sum(storage.row_bytes_of(directory) for directory in directories)
     yield from memory.findings(machine, settings.dram_bytes, settings.arena_limit_bytes, table_bytes)
     for directory in directories:

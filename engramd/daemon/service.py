@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from engramd import listen_fds
+from engramd import listen_fds, numa
 from engramd.config import Flags, Settings
 from engramd.daemon import log, notify, sockets
 from engramd.daemon.memory_limit import check_budget
@@ -49,6 +49,7 @@ def check(settings: Settings) -> str:
     tables = open_tables(settings.tables)
     try:
         _check_memory(settings, tables)
+        _numa_placement(settings, tables)
         _check_state(settings)
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
     finally:
@@ -84,6 +85,8 @@ class Service:
         for table in tables:
             cleanup.callback(table.close)
         _check_memory(settings, tables)
+        placement = _numa_placement(settings, tables)
+        _LOG.info("NUMA: %s", placement.text)
         # Native code is loaded only now: a wrong table or a taken socket is told without waiting for it.
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
@@ -93,6 +96,7 @@ class Service:
         from engramd.daemon.session_quota import SessionQuota
 
         engine.raise_limits()
+        numa.apply(placement)
         self._engine = engine.Engine(settings, tables)
         cleanup.callback(self._engine.destroy)
         if engine.injected_faults() is not None:
@@ -304,6 +308,14 @@ def _check_memory(settings: Settings, tables: list[ServedTable]) -> None:
     """Raises EngramdError where the budget cannot fit into the memory that the daemon may have."""
     table_bytes = sum(table.manifest.logical_bytes for table in tables)
     check_budget(settings.dram_bytes, table_bytes, settings.arena_limit_bytes)
+
+
+def _numa_placement(settings: Settings, tables: list[ServedTable]) -> numa.Placement:
+    """Where threads and memory go on a machine with several nodes. Raises EngramdError where they cannot."""
+    files = [descriptor for table in tables for layer in table.descriptors for descriptor in layer]
+    drives = numa.drive_nodes({os.fstat(descriptor).st_dev for descriptor in files})
+    rows_bytes = min(settings.dram_bytes, sum(table.manifest.logical_bytes for table in tables))
+    return numa.place(settings.numa_node, numa.nodes_of(), drives, rows_bytes, os.sched_getaffinity(0))
 
 
 def _check_state(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Kernel, io_uring, limits, huge pages, cgroups, NUMA."""
+"""Kernel, io_uring, limits, huge pages, NUMA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import re
 import resource
 from collections.abc import Iterator
 
+from engramd import numa
 from engramd.doctor.finding import Finding, Machine, fail, ok, warn
+from engramd.errors import EngramdError
 from engramd.sizes import format_size
 
 OLDEST_KERNEL = (5, 1)  # F_SEAL_FUTURE_WRITE, without which no session is opened
@@ -26,14 +28,13 @@ _SECCOMP_FIX = (
 
 
 def findings(machine: Machine, sessions: int) -> Iterator[Finding]:
-    """All of them. sessions: how many shall be open at once."""
+    """All of them but NUMA, which asks where the tables lie. sessions: how many shall be open at once."""
     yield kernel(platform.release(), platform.machine())
     yield io_uring(machine)
     yield seccomp(machine)
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.geteuid() == 0)
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], sessions)
     yield huge_pages(machine)
-    yield numa(machine)
 
 
 def kernel(release: str, architecture: str) -> Finding:
@@ -149,13 +150,18 @@ def huge_pages(machine: Machine) -> Finding:
     return ok("huge pages", "transparent, on request")
 
 
-def numa(machine: Machine) -> Finding:
-    """Memory of another node is slower."""
-    nodes = [name for name in machine.names("sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
-    if len(nodes) > 1:
+def node_placement(machine: Machine, setting: str, directories: list[str], budget_bytes: int) -> Finding:
+    """What `numa_node` would do here for tables in these directories: memory of another node is slower."""
+    devices = {os.stat(directory).st_dev for directory in directories if os.path.isdir(directory)}
+    nodes, root = numa.nodes_of(machine.path("")), machine.path("")
+    try:
+        placement = numa.place(setting, nodes, numa.drive_nodes(devices, root), budget_bytes, os.sched_getaffinity(0))
+    except EngramdError as error:
+        return fail("NUMA", str(error), 'correct numa_node in the configuration, or leave it at "auto"')
+    if len(nodes) > 1 and placement.policy is None:
         return warn(
             "NUMA",
-            f"{len(nodes)} nodes: rows and workers may lie on different ones",
-            "bind the service to the node of its drive: NUMAPolicy=bind, NUMAMask=N and CPUAffinity=numa in the unit",
+            placement.text,
+            "numa_node = N for the node of the drive (/sys/block/DRIVE/device/numa_node), or all tables on one node",
         )
-    return ok("NUMA", "one node")
+    return ok("NUMA", placement.text)

@@ -22,6 +22,29 @@ def test_defaults() -> None:
     assert (settings.dram_bytes, settings.arena_bytes) == (1 << 30, 64 << 20)
 
 
+@pytest.mark.parametrize(
+    ("group_mib", "machine_mib", "flags", "limit_mib"),
+    [
+        (None, 64 << 10, {}, 4096),
+        (None, 4097, {}, 1024),
+        (2048, 64 << 10, {}, 512),
+        (100, 64 << 10, {}, 128),  # two arenas at least
+        (None, None, {}, 4096),
+        (2048, 4096, {"arena_limit": "3GiB"}, 3072),  # what is said is taken
+    ],
+)
+def test_arenas_take_a_share_of_a_small_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    group_mib: int | None,
+    machine_mib: int | None,
+    flags: dict[str, str],
+    limit_mib: int,
+) -> None:
+    monkeypatch.setattr("engramd.config.memory_limit", lambda: group_mib and (group_mib << 20, "group"))
+    monkeypatch.setattr("engramd.config.machine_memory", lambda: machine_mib and (machine_mib << 20, "machine"))
+    assert settings_from(Flags(tables=["/data/demo"], **flags)).arena_limit_bytes == limit_mib << 20
+
+
 def test_flags_beat_the_file(tmp_path: Path) -> None:
     path = tmp_path / "engramd.toml"
     path.write_text('dram = "2GiB"\nworkers = 3\narena = 1048576\n[[table]]\npath = "relative"\n')

@@ -92,11 +92,12 @@ def test_huge_pages(machine: Any) -> None:
 
 
 def test_numa(machine: Any) -> None:
-    one = {"sys/devices/system/node/node0/cpulist": "0-3"}
-    check(kernel.numa(machine(one)), Grade.OK)
-    check(
-        kernel.numa(machine({**one, "sys/devices/system/node/node1/cpulist": "4-7"})), Grade.WARN, "2 nodes", "NUMAMask"
-    )
+    one = {"sys/devices/system/node/node0/cpulist": "0-1023"}
+    two = {**one, "sys/devices/system/node/node1/cpulist": "1024-2047"}
+    check(kernel.node_placement(machine(one), "auto", [], GIB), Grade.OK, "one node (0)")
+    check(kernel.node_placement(machine(two), "auto", [], GIB), Grade.WARN, "2 nodes", "numa_node = N")
+    check(kernel.node_placement(machine(two), "0", [], GIB), Grade.OK, "on node 0 alone")
+    check(kernel.node_placement(machine(two), "1", [], GIB), Grade.FAIL, "none of the node's processors", '"auto"')
 
 
 def test_memory(machine: Any) -> None:
