@@ -5,6 +5,7 @@
     [[table]]
     name = "flash"            # optional: the last part of the path
     path = "/data/flash-table"
+    tier = "cached"           # optional: engramd.tier_policy
 
 A flag beats the file; tables on the command line replace the file's. Every value is checked here, so that the rest of
 the daemon sees a `Settings` that is right in itself; whether the tables exist is seen when they are opened.
@@ -15,14 +16,17 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from engramd.daemon.memory_limit import machine_memory, memory_limit
 from engramd.errors import EngramdError
 from engramd.options import BY_KEY, MIN_ARENA_BYTES, OPTIONS
 from engramd.sizes import MAX_SIZE_BYTES, format_size
+from engramd.tier_policy import KEYS as POLICY_KEYS
+from engramd.tier_policy import TierPolicy, check_shares, read_policy
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_TABLES = 256
@@ -32,10 +36,11 @@ MAX_NAME_BYTES = 127  # engram_catalogue_record.name is 128 bytes with its zero
 
 @dataclass(frozen=True)
 class TablePath:
-    """A table to serve: the name clients know it by, and its directory."""
+    """A table to serve: the name clients know it by, its directory, and which of its rows are to live in DRAM."""
 
     name: str
     path: str
+    policy: TierPolicy = field(default_factory=TierPolicy)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ class Settings:
     def as_json(self) -> dict[str, Any]:
         """The effective configuration by the file's keys; sizes in bytes."""
         values: dict[str, Any] = {option.key: getattr(self, option.attribute) for option in OPTIONS}
-        return {**values, "table": [{"name": table.name, "path": table.path} for table in self.tables]}
+        tables = [{"name": table.name, "path": table.path, **table.policy.as_json()} for table in self.tables]
+        return {**values, "table": tables}
 
 
 class Flags:
@@ -148,6 +154,7 @@ def _check_together(settings: Settings) -> None:
                 "(write NAME=PATH to give one another name)"
             )
         seen[table.name] = table.path
+    check_shares([table.policy for table in settings.tables])
     if settings.arena_limit_bytes < settings.arena_bytes:
         raise EngramdError(
             f"arena-limit {format_size(settings.arena_limit_bytes)} is smaller than one arena of "
@@ -155,7 +162,8 @@ def _check_together(settings: Settings) -> None:
         )
 
 
-_TABLE_KEYS = ("name", "path")
+_TABLE_KEYS = ("name", "path", "layer", *POLICY_KEYS)
+_LAYER_KEYS = ("layer", *POLICY_KEYS)
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -191,18 +199,41 @@ def _tables(entries: Any, text: str, path: str) -> tuple[TablePath, ...]:
         raise EngramdError(f"{path}{_line_of(text, 'table')}: table: write each table under a heading [[table]]")
     tables = []
     for number, entry in enumerate(entries, start=1):
+        where = partial(_where, path, text, number)
         for key, value in entry.items():
-            where = f"{path}{_line_of(text, key, number)}: {key} of table {number}"
             if key not in _TABLE_KEYS:
-                raise EngramdError(f"{where}: {_unknown(key, _TABLE_KEYS)}")
-            if not isinstance(value, str):
-                raise EngramdError(f"{where}: {value!r} is not a text")
+                raise EngramdError(f"{where(key)}: {_unknown(key, _TABLE_KEYS)}")
+            if key in ("name", "path") and not isinstance(value, str):
+                raise EngramdError(f"{where(key)}: {value!r} is not a text")
         if "path" not in entry:
             raise EngramdError(f"{path}: table {number} has no path")
         # Relative to the file, so that a daemon's working directory does not matter.
-        table = os.path.join(os.path.dirname(os.path.abspath(path)), entry["path"])
-        tables.append(table_path(entry.get("name"), table))
+        directory = os.path.join(os.path.dirname(os.path.abspath(path)), entry["path"])
+        table = table_path(entry.get("name"), directory)
+        policy = read_policy(table.name, entry, where, _layers(entry.get("layer", []), where))
+        tables.append(replace(table, policy=policy))
     return tuple(tables)
+
+
+def _layers(entries: Any, where: Callable[..., str]) -> list[tuple[int, dict[str, Any]]]:
+    """(layer, entry) of a table's [[table.layer]] entries."""
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise EngramdError(f"{where('layer')}: write each layer under a heading [[table.layer]]")
+    layers = []
+    for number, entry in enumerate(entries, start=1):
+        for key in entry:
+            if key not in _LAYER_KEYS:
+                raise EngramdError(f"{where(key, number)}: {_unknown(key, _LAYER_KEYS)}")
+        layer = entry.get("layer")
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < 1 << 32:
+            raise EngramdError(f"{where('layer', number)}: {layer!r} is not the number of a layer")
+        layers.append((layer, entry))
+    return layers
+
+
+def _where(path: str, text: str, table: int, key: str, layer: int = 0) -> str:
+    """The place of a key of a table, or of one of its layers, for the beginning of a sentence."""
+    return f"{path}{_line_of(text, key, table, layer)}: {key} of table {table}{f', layer entry {layer}' * (layer > 0)}"
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
@@ -212,13 +243,16 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key{f'; did you mean {near[0]}?' if near else ''} (known: {', '.join(known)})"
 
 
-def _line_of(text: str, key: str, table: int = 0) -> str:
-    """`:LINE` of the first place that looks like the key, or nothing; inside the table of that number, if not 0."""
+def _line_of(text: str, key: str, table: int = 0, layer: int = 0) -> str:
+    """`:LINE` of the first place that looks like the key, or nothing; inside the table of that number, and the entry of
+    that number among its layers, if not 0."""
     start = 0
-    headings = re.finditer(r"^[ \t]*\[\[[ \t]*[\"']?table[\"']?[ \t]*\]\]", text, re.MULTILINE)
-    for number, heading in enumerate(headings, start=1):
-        if number == table:
-            start = heading.end()
+    for name, wanted in (("table", table), (r"table[ \t]*\.[ \t]*layer", layer)):
+        headings = re.compile(rf"^[ \t]*\[\[[ \t]*[\"']?{name}[\"']?[ \t]*\]\]", re.MULTILINE).finditer(text, start)
+        for number, heading in enumerate(headings, start=1):
+            if number == wanted:
+                start = heading.end()
+                break
     found = re.compile(rf"^[ \t]*(?:\[+[ \t]*)?[\"']?{re.escape(key)}[\"']?[ \t]*[\]=.]", re.MULTILINE).search(
         text, start
     )

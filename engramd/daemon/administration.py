@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 from engramd.config import Settings, TablePath
 from engramd.daemon.engine import Engine
 from engramd.daemon.heat_keeper import HeatKeeper
 from engramd.daemon.memory_limit import check_budget
-from engramd.daemon.tables import open_table
+from engramd.daemon.tables import check_policy, open_table
 from engramd.daemon.worker_pool import WorkerPool
 from engramd.errors import EngramdError
 from engramd.heat.heat_file import Block
 from engramd.sizes import format_size
+from engramd.tier_policy import TierPolicy
 
 QUEUE_LIMIT = 16
 RETIRE_TIMEOUT_MS = 60_000
@@ -43,14 +45,23 @@ class Administration:
     def close(self) -> None:
         self.pool.close()
 
-    def set_budget(self, dram_bytes: int, reply: Reply) -> None:
-        """Places all tables anew under another budget. Cached rows are read back hottest first."""
+    def set_budget(self, dram_bytes: int, reply: Reply, policies: dict[str, TierPolicy] | None = None) -> None:
+        """Places all tables anew under another budget, and other policies by the tables' names where there are any.
+        Rows of caches that change are read back hottest first. What cannot be leaves everything as it was."""
 
         def task() -> Callable[[], None]:
             hot = self._hot_blocks()
-            tables = {id(layer.table): layer.table for layer in self._engine.layers}.values()
+            tables = {layer.table.name: layer.table for layer in self._engine.layers}
+            before = {name: table.policy for name, table in tables.items()}
             try:
-                check_budget(dram_bytes, sum(table.manifest.logical_bytes for table in tables), 0)
+                check_budget(dram_bytes, sum(table.manifest.logical_bytes for table in tables.values()), 0)
+                self._set_policies(policies or {})
+                self._engine.check_place(dram_bytes, [])
+            except EngramdError as error:
+                self._set_policies(before)
+                text = str(error)
+                return lambda: reply(None, text)
+            try:
                 self._engine.place(dram_bytes)
             except EngramdError as error:
                 text = str(error)
@@ -62,6 +73,19 @@ class Administration:
             return lambda: reply(fields, None)
 
         self._submit(task, reply)
+
+    def _set_policies(self, policies: dict[str, TierPolicy]) -> None:
+        """Raises EngramdError where a policy speaks of a layer that its table does not have."""
+        layers = self._engine.layers
+        for name, policy in policies.items():
+            table = next(layer.table for layer in layers if layer.table.name == name)
+            check_policy(table.name, policy, table.layers)
+        for layer in layers:
+            if layer.table.name in policies:
+                layer.table.policy = policies[layer.table.name]
+                self._engine.set_policy(layer, layer.table.policy.of(layer.layer))
+        for name, policy in policies.items():
+            self._paths[name] = replace(self._paths[name], policy=policy)
 
     def reload(self, name: str, reply: Reply) -> None:
         """Switches a table (its name or its directory) to the generation that the directory holds now."""
@@ -89,6 +113,12 @@ class Administration:
             if (table.manifest.generation, table.manifest.table_id) == (before.generation, before.table_id):
                 return lambda: reply(fields, None)
             added = self._engine.add_table(table)
+            try:
+                self._engine.check_place(self._engine.budget_bytes(), old)
+            except EngramdError:
+                for layer in added:
+                    self._engine.retire_layer(layer.handle, 0)
+                raise
         except EngramdError as error:
             text = str(error)
             return lambda: reply(None, f"table {path.name} stays at generation {before.generation}: {text}")

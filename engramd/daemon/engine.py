@@ -17,6 +17,7 @@ from engramd._engine import ffi, lib
 from engramd.config import Settings
 from engramd.daemon.tables import ServedTable
 from engramd.errors import EngramdError
+from engramd.tier_policy import LayerPolicy
 
 _ERROR_BYTES = 512
 _LOG = logging.getLogger("engramd")
@@ -26,6 +27,11 @@ TIER_NAMES = {
     lib.ENGRAM_TIER_CACHED: "cached",
     lib.ENGRAM_TIER_LOADING: "loading",
     lib.ENGRAM_TIER_RESIDENT: "resident",
+}
+_POLICY_TIERS = {
+    "auto": lib.ENGRAM_POLICY_AUTO,
+    "resident": lib.ENGRAM_POLICY_RESIDENT,
+    "cached": lib.ENGRAM_POLICY_CACHED,
 }
 # The client raises these classes; statistics and control replies name errors by them.
 ERROR_CLASSES = {
@@ -80,7 +86,8 @@ class SessionRefused(Exception):
 class Engine:
     """A running engine with the layers of some tables. Raises EngramdError where it cannot be made."""
 
-    def __init__(self, settings: Settings, tables: list[ServedTable]) -> None:
+    def __init__(self, settings: Settings, tables: list[ServedTable], *, start: bool = True) -> None:
+        """start=False: for checks alone, it never serves."""
         error = ffi.new("char[]", _ERROR_BYTES)
         options = ffi.new("engram_engine_options *")
         options.dram_bytes = settings.dram_bytes
@@ -96,10 +103,11 @@ class Engine:
             raise EngramdError(f"the engine does not start: {text_of(error)}")
         self.layers: list[ServedLayer] = []  # served now; replaced as a whole, by the loop's thread
         self.by_handle: dict[int, ServedLayer] = {}  # all that were ever opened
+        self._cache_groups: dict[str, int] = {"": 0}  # by the name of the cache in a policy
         try:
             for table in tables:
                 self.layers += self.add_table(table)
-            if lib.engram_engine_start(self._engine, error, _ERROR_BYTES) != 0:
+            if start and lib.engram_engine_start(self._engine, error, _ERROR_BYTES) != 0:
                 raise EngramdError(f"the engine does not start: {text_of(error)}")
         except BaseException:
             self.destroy()
@@ -129,6 +137,7 @@ class Engine:
             files = ffi.new("int[]", list(descriptors))
             options.files = files
             options.file_count = len(descriptors)
+            options.policy = self._policy(table.policy.of(layer.layer))[0]
             handle = ffi.new("uint32_t *")
             if lib.engram_engine_add_layer(self._engine, options, handle, error, _ERROR_BYTES) != 0:
                 for other in added:
@@ -148,6 +157,25 @@ class Engine:
         error = ffi.new("char[]", _ERROR_BYTES)
         if lib.engram_engine_place(self._engine, dram_bytes, error, _ERROR_BYTES) != 0:
             raise EngramdError(text_of(error))
+
+    def check_place(self, dram_bytes: int, without: list[ServedLayer]) -> None:
+        """Raises EngramdError where the layers in the engine but these could not be placed under this budget."""
+        error = ffi.new("char[]", _ERROR_BYTES)
+        handles = [layer.handle for layer in without]
+        if lib.engram_engine_check_place(self._engine, dram_bytes, handles, len(handles), error, _ERROR_BYTES) != 0:
+            raise EngramdError(text_of(error))
+
+    def set_policy(self, layer: ServedLayer, policy: LayerPolicy) -> None:
+        """Changes what `place` is to do with a layer from its next call on."""
+        lib.engram_engine_set_policy(self._engine, layer.handle, self._policy(policy))
+
+    def _policy(self, policy: LayerPolicy) -> Any:
+        """An engram_layer_policy *."""
+        converted = ffi.new("engram_layer_policy *")
+        converted.tier = _POLICY_TIERS[policy.tier]
+        converted.cache_group = self._cache_groups.setdefault(policy.cache, len(self._cache_groups))
+        converted.cache_share = policy.dram_share or 0.0
+        return converted
 
     def hot_rows(self, handle: int, piece_rows: int) -> Iterator[array[int]]:
         """The layer's cached rows, hottest first, in arrays of at most piece_rows unsigned 64-bit row ids."""

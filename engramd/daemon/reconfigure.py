@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from engramd.config import Flags, Settings, settings_from
 from engramd.errors import EngramdError
-from engramd.options import OPTIONS, Option
+from engramd.options import OPTIONS
 
 Done = Callable[[str | None], None]  # told None, or a sentence on why a change is not in force
 Change = Callable[[Settings, Done], None]
@@ -30,6 +30,31 @@ class Outcome:
     def __str__(self) -> str:
         applied = [f"applied: {', '.join(self.applied)}"] if self.applied else []
         return "; ".join([*applied, *self.not_applied]) or "nothing has changed"
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A setting that has another value now, with both as one would write them."""
+
+    key: str
+    attribute: str
+    before: str
+    after: str
+
+
+def _differences(now: Settings, wanted: Settings) -> list[_Difference]:
+    """Between settings of the same tables."""
+    found = []
+    if now.tables != wanted.tables:
+        before, after = (
+            "; ".join(f"{table.name}: {table.policy}" for table in settings.tables) for settings in (now, wanted)
+        )
+        found.append(_Difference("tier", "tables", before, after))
+    for option in OPTIONS:
+        values = (getattr(now, option.attribute), getattr(wanted, option.attribute))
+        if values[0] != values[1]:
+            found.append(_Difference(option.key, option.attribute, *map(option.shown, values)))
+    return found
 
 
 class Reconfigure:
@@ -66,12 +91,13 @@ class Reconfigure:
             return
         now = self.settings
         outcome = Outcome()
-        if wanted.tables != now.tables:
+        if [(table.name, table.path) for table in wanted.tables] != [(table.name, table.path) for table in now.tables]:
             outcome.not_applied.append(
                 "the set of tables stays as it is until the daemon is restarted (`engramd reload TABLE` takes a new "
                 "generation of one of them)"
             )
-        changed = [option for option in OPTIONS if getattr(wanted, option.attribute) != getattr(now, option.attribute)]
+            wanted = replace(wanted, tables=now.tables)
+        changed = _differences(now, wanted)
         waiting = len(changed) + 1
 
         def finish() -> None:
@@ -82,26 +108,22 @@ class Reconfigure:
                 _LOG.log(level, "configuration %s read again: %s", self.file, outcome)
                 done(outcome)
 
-        for option in changed:
-            self._apply(option, wanted, now, outcome, finish)
+        for difference in changed:
+            self._apply(difference, wanted, outcome, finish)
         finish()
 
-    def _apply(
-        self, option: Option, wanted: Settings, now: Settings, outcome: Outcome, finish: Callable[[], None]
-    ) -> None:
-        before, after = (option.shown(getattr(settings, option.attribute)) for settings in (now, wanted))
-
+    def _apply(self, changed: _Difference, wanted: Settings, outcome: Outcome, finish: Callable[[], None]) -> None:
         def told(problem: str | None) -> None:
             if problem is None:
-                value = {option.attribute: getattr(wanted, option.attribute)}
+                value = {changed.attribute: getattr(wanted, changed.attribute)}
                 self._settings = replace(self._settings, **value)
-                outcome.applied.append(f"{option.key} = {after}")
+                outcome.applied.append(f"{changed.key} = {changed.after}")
             else:
-                outcome.not_applied.append(f"{option.key} stays {before}: {problem}")
+                outcome.not_applied.append(f"{changed.key} stays {changed.before}: {problem}")
             finish()
 
-        change = self._changes.get(option.key)
+        change = self._changes.get(changed.key)
         if change is None:
-            told(f"{after} takes a restart")
+            told(f"{changed.after} takes a restart")
         else:
             change(wanted, told)

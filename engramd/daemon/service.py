@@ -51,6 +51,7 @@ def check(settings: Settings) -> str:
         _check_memory(settings, tables)
         _numa_placement(settings, tables)
         _check_state(settings)
+        _check_placement(settings, tables)
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
     finally:
         for table in tables:
@@ -259,15 +260,17 @@ class Service:
             _LOG.info("drained")
 
     def _ready_line(self) -> str:
-        from engramd.daemon.engine import READER_NAMES, page_size_note
+        from engramd.daemon.engine import READER_NAMES, TIER_NAMES, page_size_note
 
         counters = self._engine.counters()
-        covered = sum(table.manifest.logical_bytes for table in self._tables) <= self._settings.dram_bytes
+        cached = {TIER_NAMES[layer["tier"]] == "cached" for layer in self._engine.layer_counters().values()}
+        how = "some layers until they are resident, the others through a row cache"
+        if len(cached) == 1:
+            how = "through a row cache" if cached.pop() else "until all of it is resident"
         huge = counters["hugetlb_bytes"]
         pages = f"{format_size(huge)} of reserved huge pages" if huge else page_size_note()
         return (
-            f"serving {_describe_tables(self._tables)} "
-            f"{'from NVMe until all of it is resident' if covered else 'from NVMe through a row cache'}; "
+            f"serving {_describe_tables(self._tables)} from NVMe {how}; "
             f"reader {READER_NAMES.get(counters['reader'], 'none')}, {counters['workers']} worker(s); "
             f"DRAM budget {format_size(self._settings.dram_bytes)}, {pages}; socket {self._sockets.path}"
         )
@@ -290,8 +293,10 @@ class Service:
 def run_time_changes(quota: SessionQuota, administration: Administration) -> dict[str, Change]:
     """What puts an option's new value into force, for those that need no restart (`at_run_time` in engramd.options)."""
 
-    def set_budget(wanted: Settings, done: Done) -> None:
-        administration.set_budget(wanted.dram_bytes, lambda fields, refusal: done(refusal))
+    def place(wanted: Settings, done: Done) -> None:
+        # Both at once, whichever has changed: a new tier may fit under the new budget alone.
+        policies = {table.name: table.policy for table in wanted.tables}
+        administration.set_budget(wanted.dram_bytes, lambda fields, refusal: done(refusal), policies)
 
     def set_share(wanted: Settings, done: Done) -> None:
         quota.set_share(wanted.uid_share)
@@ -301,7 +306,7 @@ def run_time_changes(quota: SessionQuota, administration: Administration) -> dic
         log.set_up(wanted.log_level, wanted.log_format)
         done(None)
 
-    return {"dram": set_budget, "uid_share": set_share, "log_level": set_log, "log_format": set_log}
+    return {"dram": place, "tier": place, "uid_share": set_share, "log_level": set_log, "log_format": set_log}
 
 
 def _check_memory(settings: Settings, tables: list[ServedTable]) -> None:
@@ -316,6 +321,17 @@ def _numa_placement(settings: Settings, tables: list[ServedTable]) -> numa.Place
     drives = numa.drive_nodes({os.fstat(descriptor).st_dev for descriptor in files})
     rows_bytes = min(settings.dram_bytes, sum(table.manifest.logical_bytes for table in tables))
     return numa.place(settings.numa_node, numa.nodes_of(), drives, rows_bytes, os.sched_getaffinity(0))
+
+
+def _check_placement(settings: Settings, tables: list[ServedTable]) -> None:
+    """Raises EngramdError where the tiers that the configuration wants do not fit into the budget."""
+    from engramd.daemon.engine import Engine
+
+    engine = Engine(settings, tables, start=False)
+    try:
+        engine.check_place(settings.dram_bytes, [])
+    finally:
+        engine.destroy()
 
 
 def _check_state(settings: Settings) -> None:

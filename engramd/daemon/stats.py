@@ -9,7 +9,7 @@ from typing import Any
 
 from engramd import __version__
 from engramd._engine import lib
-from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine, injected_faults
+from engramd.daemon.engine import ERROR_CLASSES, READER_NAMES, TIER_NAMES, Engine, ServedLayer, injected_faults
 from engramd.daemon.reconfigure import Reconfigure
 from engramd.daemon.scrub import Scrubber
 
@@ -147,12 +147,19 @@ class Statistics:
                 {
                     "layer": layer.layer,
                     "tier": TIER_NAMES[found["tier"]],
+                    **_policy(layer),
+                    "dram_bytes": found["dram_bytes"],
                     **{name: found[name] for name in _LAYER_COUNTERS},
                     "background_reads": found["background_reads"] + self._scrubber.pages_read(layer.handle),
                     "errors": _errors(found["errors"]),
                 }
             )
         return list(tables.values())
+
+
+def _policy(layer: ServedLayer) -> dict[str, Any]:
+    policy = layer.table.policy.of(layer.layer)
+    return {"tier_policy": policy.tier, "dram_share": policy.dram_share}
 
 
 def _errors(by_status: list[int]) -> dict[str, int]:

@@ -10,12 +10,13 @@ import errno
 import logging
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engramd.config import TablePath
 from engramd.errors import EngramdError
 from engramd.table import manifest as table_manifest
 from engramd.table.manifest import DataFile, Manifest
+from engramd.tier_policy import TierPolicy
 
 _LOG = logging.getLogger("engramd")
 
@@ -27,6 +28,7 @@ class ServedTable:
     name: str
     manifest: Manifest
     descriptors: list[tuple[int, ...]]
+    policy: TierPolicy = field(default_factory=TierPolicy)
 
     @property
     def layers(self) -> list[int]:
@@ -57,7 +59,8 @@ def open_table(path: TablePath) -> ServedTable:
     """Opens one table. Raises EngramdError naming the table and what is wrong with it."""
     for attempt in range(2):
         manifest = table_manifest.load(path.path, check_files=False)
-        table = ServedTable(path.name, manifest, [])
+        table = ServedTable(path.name, manifest, [], path.policy)
+        check_policy(path.name, path.policy, table.layers)
         try:
             for layer in manifest.layers:
                 opened: list[int] = []
@@ -77,6 +80,15 @@ def open_table(path: TablePath) -> ServedTable:
             table.close()
             raise
     raise AssertionError("unreachable")
+
+
+def check_policy(name: str, policy: TierPolicy, layers: list[int]) -> None:
+    """Raises EngramdError where a policy speaks of a layer that the table does not have."""
+    for layer, _ in policy.layers:
+        if layer not in layers:
+            raise EngramdError(
+                f"table {name} has no layer {layer} to give a tier to, only {', '.join(map(str, layers))}"
+            )
 
 
 def _open_data_file(file: DataFile) -> int:

@@ -270,6 +270,10 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
     out.tier = placement->resident == nullptr    ? ENGRAM_TIER_CACHED
                : placement->resident->finished() ? ENGRAM_TIER_RESIDENT
                                                  : ENGRAM_TIER_LOADING;
+    const auto cache = caches_.find(cache_key_of(*layer));
+    out.dram_bytes = placement->resident != nullptr ? layer->bytes()
+                     : cache != caches_.end()       ? cache->second.budget_bytes
+                                                    : 0;
     out.rows_total = layer->rows;
     out.background_reads = layer->background_reads.load(std::memory_order_relaxed);
     for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {
@@ -318,9 +322,9 @@ void Engine::read_counters(engram_engine_counters* counters) {
   {
     const std::lock_guard lock(layers_mutex_);
     out.budget_bytes = dram_bytes_;
-    for (const auto& [row_bytes, cache] : caches_) {
-      if (cache == nullptr) continue;  // a share too small for two rows
-      const RowCache::Usage usage = cache->usage();
+    for (const auto& [key, placed] : caches_) {
+      if (placed.cache == nullptr) continue;
+      const RowCache::Usage usage = placed.cache->usage();
       out.used_bytes += usage.used_bytes;
       out.metadata_bytes += usage.metadata_bytes;
       out.hugetlb_bytes += usage.hugetlb_bytes;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/placement_plan.h"
 #include "engine/resident_loader.h"
 #include "engine/worker.h"
 
@@ -25,6 +26,8 @@ class Engine {
 
   // engine_place.cpp
   bool place(std::uint64_t dram_bytes, std::string& error);
+  bool check_place(std::uint64_t dram_bytes, const std::uint32_t* without, std::uint64_t count, std::string& error);
+  std::uint32_t set_policy(std::uint32_t handle, const engram_layer_policy& policy);
   std::uint32_t retire_layer(std::uint32_t handle, std::uint32_t timeout_ms);
   std::uint64_t hot_rows(std::uint32_t handle, std::uint64_t* cursor, std::uint64_t* rows, std::uint64_t capacity);
   std::uint32_t warm(std::uint32_t handle, const std::uint64_t* rows, std::uint32_t count, std::uint32_t timeout_ms);
@@ -51,13 +54,18 @@ class Engine {
     std::uint32_t worker = 0;
     std::unique_ptr<RingSession> waiting;  // not mapped by the client yet
   };
+  struct PlacedCache {
+    std::uint64_t budget_bytes = 0;
+    std::shared_ptr<RowCache> cache;  // null where the budget is too small for two rows
+  };
 
   explicit Engine(const engram_engine_options& options) : options_(options) {}
   // With layers_mutex_ held:
   bool place_locked(std::uint64_t dram_bytes, std::string& error);
-  bool make_resident(std::string& error);
-  bool make_caches(std::uint64_t dram_bytes, std::uint64_t all_bytes, std::string& error);
-  void clear_placements();
+  bool free_all_but(const PlacementPlan& plan, std::string& error);
+  bool make_resident(const PlacementPlan& plan, std::string& error);
+  bool make_caches(const PlacementPlan& plan, std::string& error);
+  void start_loader();
   std::vector<Layer*> served_layers() const;
 
   std::uint32_t run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms);
@@ -69,10 +77,10 @@ class Engine {
   EngineShared shared_;
   SessionMemory session_memory_;
   std::mutex layers_mutex_;
-  std::vector<std::unique_ptr<Layer>> layers_;                 // under layers_mutex_; shared_ points into it
-  std::map<std::uint32_t, std::shared_ptr<RowCache>> caches_;  // by row size; under layers_mutex_
-  std::unique_ptr<ResidentLoader> loader_;                     // under layers_mutex_
-  std::uint64_t dram_bytes_ = 0;                               // the budget in force; under layers_mutex_
+  std::vector<std::unique_ptr<Layer>> layers_;  // under layers_mutex_; shared_ points into it
+  std::map<CacheKey, PlacedCache> caches_;      // under layers_mutex_
+  std::unique_ptr<ResidentLoader> loader_;      // under layers_mutex_
+  std::uint64_t dram_bytes_ = 0;                // the budget in force; under layers_mutex_
   std::atomic<std::uint32_t> dram_objects_{0};  // caches and resident layers whose memory is not freed yet
   bool started_ = false;
   std::uint64_t ids_bytes_ = 0;   // of a session's ids area

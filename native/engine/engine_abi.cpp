@@ -38,6 +38,18 @@ int engram_engine_place(engram_engine* engine, uint64_t dram_bytes, char* error,
                  [&](std::string& text) { return engine->engine->place(dram_bytes, text) ? 0 : -1; });
 }
 
+int engram_engine_set_policy(engram_engine* engine, uint32_t handle, const engram_layer_policy* policy) {
+  return guarded(nullptr, 0,
+                 [&](std::string&) { return static_cast<int>(engine->engine->set_policy(handle, *policy)); });
+}
+
+int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const uint32_t* without, uint64_t count,
+                              char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&](std::string& text) {
+    return engine->engine->check_place(dram_bytes, without, count, text) ? 0 : -1;
+  });
+}
+
 uint64_t engram_engine_hot_rows(engram_engine* engine, uint32_t handle, uint64_t* cursor, uint64_t* rows,
                                 uint64_t capacity) {
   return engine->engine->hot_rows(handle, cursor, rows, capacity);

@@ -1,5 +1,6 @@
-// Which rows live in DRAM: decided at start, and anew for a new budget or a new generation. Memory of an old placement
-// is freed before new memory is taken, so the budget holds at every moment; rows are served from their files meanwhile.
+// Which rows live in DRAM: decided at start, and anew for a new budget, policy or generation. What stays as it was
+// keeps its rows. Memory that is given up is freed before new memory is taken, so the budget holds at every moment;
+// rows are served from their files meanwhile.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -36,82 +37,120 @@ std::vector<Layer*> Engine::served_layers() const {
   return served;
 }
 
-void Engine::clear_placements() {
-  loader_.reset();
-  for (const auto& layer : layers_) layer->set_placement(std::make_shared<Placement>());
-  caches_.clear();
+// Takes DRAM from whatever the plan does not keep as it is, and waits until that memory is free: batches that run keep
+// theirs until they end.
+bool Engine::free_all_but(const PlacementPlan& plan, std::string& error) {
+  std::erase_if(caches_, [&](const auto& entry) {
+    const auto wanted = plan.cache_bytes.find(entry.first);
+    return wanted == plan.cache_bytes.end() || wanted->second != entry.second.budget_bytes;
+  });
+  std::uint32_t kept = 0;
+  for (const auto& [key, placed] : caches_) kept += placed.cache != nullptr ? 1 : 0;
+  for (const auto& layer : layers_) {
+    const std::shared_ptr<const Placement> now = layer->placement();
+    bool stays = false;
+    if (now->resident != nullptr) {
+      stays = std::find(plan.resident.begin(), plan.resident.end(), layer.get()) != plan.resident.end();
+      kept += stays ? 1 : 0;
+    } else if (now->cache != nullptr) {
+      const auto kept_cache = caches_.find(cache_key_of(*layer));
+      stays = std::find(plan.cached.begin(), plan.cached.end(), layer.get()) != plan.cached.end() &&
+              kept_cache != caches_.end() && kept_cache->second.cache == now->cache;
+    }
+    if (!stays) layer->set_placement(std::make_shared<Placement>());
+  }
+  const std::int64_t deadline = monotonic_ns() + std::int64_t{kPlaceTimeoutMs} * 1'000'000;
+  while (dram_objects_.load() > kept) {
+    if (monotonic_ns() > deadline) {
+      error = "running batches hold the old memory for more than " + std::to_string(kPlaceTimeoutMs / 1000) + " s";
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
-bool Engine::make_resident(std::string& error) {
-  std::vector<ResidentLoader::Work> work;
-  for (Layer* layer : served_layers()) {
+bool Engine::make_resident(const PlacementPlan& plan, std::string& error) {
+  for (Layer* layer : plan.resident) {
+    if (layer->placement()->resident != nullptr) continue;
     auto placement = std::make_shared<Placement>();
     placement->resident = make_dram<ResidentRows>(layer->rows, layer->layout);
     if (!placement->resident->valid()) {
       error = "cannot map " + std::to_string(layer->bytes()) + " bytes of memory for layer " +
-              std::to_string(layer->layer) + ": lower --dram below the size of the tables";
+              std::to_string(layer->layer) + ": lower --dram below the size of the tables, or let it be cached";
       return false;
     }
-    work.push_back({layer, placement->resident});
     layer->set_placement(std::move(placement));
   }
-  loader_ = std::make_unique<ResidentLoader>(std::move(work), shared_.events);
-  if (started_) loader_->start();
   return true;
 }
 
-// A cache per row size, each with its share of the budget.
-bool Engine::make_caches(std::uint64_t dram_bytes, std::uint64_t all_bytes, std::string& error) {
-  std::map<std::uint32_t, std::uint64_t> bytes_of_size;
-  for (const Layer* layer : served_layers()) bytes_of_size[layer->row_bytes] += layer->bytes();
-  for (const auto& [row_bytes, bytes] : bytes_of_size) {
+bool Engine::make_caches(const PlacementPlan& plan, std::string& error) {
+  for (const auto& [key, bytes] : plan.cache_bytes) {
+    if (caches_.contains(key)) continue;
     RowCache::Options options;
-    options.row_bytes = row_bytes;
+    options.row_bytes = key.row_bytes;
     options.readers = options_.workers;
-    options.budget_bytes = static_cast<std::uint64_t>(
-        static_cast<long double>(dram_bytes) * static_cast<long double>(bytes) / static_cast<long double>(all_bytes));
+    options.budget_bytes = bytes;
     std::shared_ptr<RowCache> cache = make_dram<RowCache>(options);
     if (!cache->valid()) {
-      error = "cannot map " + std::to_string(options.budget_bytes) + " bytes of memory for rows of " +
-              std::to_string(row_bytes) + " bytes: lower --dram";
+      error = "cannot map " + std::to_string(bytes) + " bytes of memory for rows of " + std::to_string(key.row_bytes) +
+              " bytes: lower --dram";
       return false;
     }
     if (cache->capacity() == 0) cache = nullptr;
-    caches_[row_bytes] = cache;
+    caches_[key] = {bytes, std::move(cache)};
+  }
+  for (Layer* layer : plan.cached) {
+    auto placement = std::make_shared<Placement>();
+    placement->cache = caches_[cache_key_of(*layer)].cache;
+    layer->set_placement(std::move(placement));
   }
   return true;
 }
 
+// For what is resident and not all there: a loader that was stopped half way is followed by one that reads the rest.
+void Engine::start_loader() {
+  std::vector<ResidentLoader::Work> work;
+  for (Layer* layer : served_layers()) {
+    const std::shared_ptr<ResidentRows> resident = layer->placement()->resident;
+    if (resident != nullptr && !resident->finished()) work.push_back({layer, resident});
+  }
+  loader_ = std::make_unique<ResidentLoader>(std::move(work), shared_.events);
+  if (started_) loader_->start();
+}
+
 bool Engine::place_locked(std::uint64_t dram_bytes, std::string& error) {
-  std::uint64_t all_bytes = 0;
-  for (const Layer* layer : served_layers()) all_bytes += layer->bytes();
-  const bool covers = dram_bytes >= all_bytes;
-  const bool was_resident = loader_ != nullptr;
-  const auto has_cache = [&](const Layer* layer) { return caches_.contains(layer->row_bytes); };
-  const std::vector<Layer*> served = served_layers();
-  const bool keep_caches = started_ && !covers && !was_resident && dram_bytes == dram_bytes_ &&
-                           std::all_of(served.begin(), served.end(), has_cache);
-  if (!keep_caches) {
-    clear_placements();
-    // Batches that run keep the old memory until they end.
-    const std::int64_t deadline = monotonic_ns() + std::int64_t{kPlaceTimeoutMs} * 1'000'000;
-    while (dram_objects_.load() > 0) {
-      if (monotonic_ns() > deadline) {
-        error = "running batches hold the old memory for more than " + std::to_string(kPlaceTimeoutMs / 1000) + " s";
-        return false;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  PlacementPlan plan;
+  if (!plan_placement(served_layers(), dram_bytes, plan, error)) return false;
+  loader_.reset();
+  bool placed = free_all_but(plan, error);
+  if (placed) {
     dram_bytes_ = dram_bytes;
-    if (covers) return make_resident(error);
-    if (!make_caches(dram_bytes, all_bytes, error)) return false;
+    placed = make_resident(plan, error) && make_caches(plan, error);
   }
-  for (Layer* layer : served) {
-    auto placement = std::make_shared<Placement>();
-    placement->cache = caches_[layer->row_bytes];
-    layer->set_placement(std::move(placement));
-  }
-  return true;
+  start_loader();
+  return placed;
+}
+
+bool Engine::check_place(std::uint64_t dram_bytes, const std::uint32_t* without, std::uint64_t count,
+                         std::string& error) {
+  const std::lock_guard lock(layers_mutex_);
+  std::vector<Layer*> layers = served_layers();
+  std::erase_if(layers, [&](const Layer* layer) {
+    return std::find(without, without + count, layer->handle) != without + count;
+  });
+  PlacementPlan plan;
+  return plan_placement(layers, dram_bytes, plan, error);
+}
+
+std::uint32_t Engine::set_policy(std::uint32_t handle, const engram_layer_policy& policy) {
+  Layer* layer = shared_.layer(handle);
+  if (layer == nullptr) return ENGRAM_STATUS_UNKNOWN_TABLE;
+  if (!Layer::is_valid(policy)) return ENGRAM_STATUS_BAD_REQUEST;
+  const std::lock_guard lock(layers_mutex_);
+  layer->policy = policy;
+  return 0;
 }
 
 bool Engine::place(std::uint64_t dram_bytes, std::string& error) {

@@ -55,9 +55,14 @@ Layer::Layer(const engram_layer_options& options, std::uint32_t handle_, std::ui
       value_bytes(options.value_bytes),
       layout(options.row_bytes),
       seed(make_row_seed(page_format(options))),
+      policy(options.policy),
       counters(new LayerCounters[workers]),
       stripe_pages_(options.stripe_pages),
       placement_(std::make_shared<Placement>()) {}
+
+bool Layer::is_valid(const engram_layer_policy& policy) {
+  return policy.tier <= ENGRAM_POLICY_CACHED && policy.cache_share >= 0 && policy.cache_share <= 1;
+}
 
 std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uint32_t handle, std::uint32_t workers,
                                    std::string& error) {
@@ -65,6 +70,10 @@ std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uin
   if (options.row_bytes < ENGRAM_MIN_ROW_BYTES || options.row_bytes > ENGRAM_MAX_ROW_BYTES) {
     error = name + ": row_bytes is " + std::to_string(options.row_bytes) + ", the format holds " +
             std::to_string(ENGRAM_MIN_ROW_BYTES) + " to " + std::to_string(ENGRAM_MAX_ROW_BYTES);
+    return nullptr;
+  }
+  if (!is_valid(options.policy)) {
+    error = name + ": its policy names no tier, or a share that is not from 0 to 1";
     return nullptr;
   }
   if (options.rows == 0 || options.rows >= kMaxRows || options.value_bytes == 0 ||

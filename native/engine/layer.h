@@ -85,6 +85,7 @@ class Layer {
     const std::uint64_t first = page * layout.rows_per_page;
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(layout.rows_per_page, rows - first));
   }
+  static bool is_valid(const engram_layer_policy& policy);
   std::uint64_t stripe_pages() const { return stripe_pages_; }
   std::uint64_t pages() const { return (rows + layout.rows_per_page - 1) / layout.rows_per_page; }
   std::uint64_t bytes() const { return rows * row_bytes; }
@@ -126,6 +127,8 @@ class Layer {
   const std::uint32_t value_bytes;
   const PageLayout layout;
   const RowSeed seed;
+
+  engram_layer_policy policy;  // under the engine's lock on layers
 
   std::unique_ptr<LayerCounters[]> counters;  // one per worker
   std::atomic<std::uint64_t> background_reads{0};

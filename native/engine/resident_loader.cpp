@@ -71,6 +71,10 @@ void ResidentLoader::load(Layer& layer, ResidentRows& resident) {
       static_cast<std::uint8_t*>(std::aligned_alloc(kPageUnitBytes, run_pages * layout.page_bytes)));
   std::uint64_t bad_pages = 0;
   for (std::uint64_t first = 0; first < layer.pages() && !stop_.load() && !layer.retired();) {
+    if (resident.has_page(first)) {  // an earlier loader's work
+      ++first;
+      continue;
+    }
     // A run of pages that lie side by side in one file.
     const std::uint64_t to_stripe_end = layer.stripe_pages() - first % layer.stripe_pages();
     const std::uint64_t count = std::min({run_pages, layer.pages() - first, to_stripe_end});

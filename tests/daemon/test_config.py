@@ -77,7 +77,7 @@ def test_flags_beat_the_file(tmp_path: Path) -> None:
         ("", "no table"),
         ('table = "x"\n', ":1: table: write each table"),
         ('[[table]]\nname = "x"\n', "table 1 has no path"),
-        ('[[table]]\npath = "/x"\nlayer = 1\n', ":3: layer of table 1: unknown key"),
+        ('[[table]]\npath = "/x"\nlayers = 1\n', ":3: layers of table 1: unknown key"),
         ('[[table]]\npath = "/a/x"\n[[table]]\npath = "/b/x"\n', "two tables are named 'x'"),
         ("[[table]]\npath = 7\n", "path of table 1: 7 is not a text"),
         ("x = " + "[" * 5000 + "\n", "not a TOML file"),

@@ -21,6 +21,10 @@ extern "C" {
 #define ENGRAM_TIER_LOADING 1
 #define ENGRAM_TIER_RESIDENT 2
 
+#define ENGRAM_POLICY_AUTO 0     /* resident where the budget covers the rows of all layers, else cached */
+#define ENGRAM_POLICY_RESIDENT 1 /* refused where the budget does not cover it */
+#define ENGRAM_POLICY_CACHED 2
+
 #define ENGRAM_LATENCY_CLASSES 4 /* requests of 1-256, 257-4096, 4097-65536, 65537- rows */
 #define ENGRAM_STATUS_COUNT 12
 
@@ -44,6 +48,12 @@ typedef struct engram_engine_options {
   uint32_t poll_permille; /* of one CPU, that a worker may spend looking at idle stream doorbells; 0 = choose */
 } engram_engine_options;
 
+typedef struct engram_layer_policy {
+  uint32_t tier;        /* ENGRAM_POLICY_*: which tier the layer is to have, whatever it has now */
+  uint32_t cache_group; /* cached layers of one group and row size share a cache; 0 = the common one */
+  double cache_share;   /* 0 .. 1 of the budget, for the cache of a group other than 0 (the same in all its layers) */
+} engram_layer_policy;
+
 typedef struct engram_layer_options {
   uint8_t table_id[16];
   uint64_t generation;
@@ -53,6 +63,7 @@ typedef struct engram_layer_options {
   uint32_t value_bytes;
   uint32_t stripe_pages;
   uint32_t file_count;
+  engram_layer_policy policy;
   const int*
       files; /* descriptors opened for reading, O_DIRECT where the filesystem has it; the engine duplicates them */
 } engram_layer_options;
@@ -73,7 +84,8 @@ typedef struct engram_failure {
 
 typedef struct engram_layer_counters {
   uint32_t handle;
-  uint32_t tier; /* ENGRAM_TIER_* */
+  uint32_t tier;       /* ENGRAM_TIER_* */
+  uint64_t dram_bytes; /* a resident layer's rows; else the budget of the cache that it shares */
   uint64_t rows_total;
   uint64_t requests;
   uint64_t rows;
@@ -147,17 +159,21 @@ engram_engine* engram_engine_create(const engram_engine_options* options, char* 
 int engram_engine_add_layer(engram_engine* engine, const engram_layer_options* options, uint32_t* handle, char* error,
                             uint64_t error_bytes);
 
-/* Starts the workers. From here on sessions can be opened. Residency is decided here: where dram_bytes covers the rows
- * of all layers they are loaded in the background. */
+/* Starts the workers. From here on sessions can be opened. Rows are placed in DRAM as by engram_engine_place. */
 int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes);
 
 /* Takes no new batches of the layer (they complete with STALE), waits until the running ones have ended (at most
  * timeout_ms; ENGRAM_STATUS_TIMEOUT: call again), then frees its memory and closes its files. */
 int engram_engine_retire_layer(engram_engine* engine, uint32_t handle, uint32_t timeout_ms);
-/* Places the layers that are served in DRAM anew, for a new budget or after layers have changed: resident where the
- * budget covers all of them, else through the row cache. Memory of the old placement is freed before new memory is
- * taken, so the budget is not exceeded; where neither budget nor tier changes, cached rows stay. Waits for running
- * batches. */
+/* Changes what engram_engine_place is to do with a layer from its next call on. */
+int engram_engine_set_policy(engram_engine* engine, uint32_t handle, const engram_layer_policy* policy);
+/* Whether the layers that are served, leaving out `without`, could be placed under this budget; changes nothing. */
+int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const uint32_t* without, uint64_t count,
+                              char* error, uint64_t error_bytes);
+/* Places the layers that are served in DRAM anew, by their policies: for a new budget, new policies, or after layers
+ * have changed. Resident layers are loaded in the background. Refused, with nothing changed, where resident layers and
+ * shares exceed the budget. Memory that is given up is freed before new memory is taken, so the budget is not exceeded;
+ * resident layers that stay so keep their rows, and so do caches whose budget stays. Waits for running batches. */
 int engram_engine_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes);
 /* Rows of a layer that the row cache holds, hottest first, in pieces: fills `rows` and moves *cursor (0 to begin);
  * returns how many, 0 at the end. Rows that move meanwhile may be missed or come twice. */
