@@ -27,10 +27,11 @@ constexpr std::int64_t kRecordingLeaseNs = 30'000'000'000;
 constexpr std::uint64_t kMaxRecordedSamples = 1u << 24;
 constexpr std::size_t kMaxPoints = 64;
 constexpr std::uint64_t kMinImitatedRows = 256;  // below, a handful of reserved slots would tell in the result
-// The highest sampling rate of the curve: 1/256 keeps its whole cost near a nanosecond a row. Tables of few rows, which
-// are demonstrations, are sampled more densely, so that they have a curve at all.
-constexpr std::uint64_t kCurveThreshold = kSampleAll / 256;
-constexpr std::uint64_t kCurveTableRows = 1u << 15;
+// The highest sampling rate of the curve. A sampled row is looked up in every imitated cache, about two microseconds:
+// 1/1024 keeps that to 2 ns of a background thread for each row served. Tables of few rows, which are demonstrations,
+// are sampled more densely, so that they have a curve at all.
+constexpr std::uint64_t kCurveThreshold = kSampleAll / 1024;
+constexpr std::uint64_t kCurveTableRows = 1u << 13;
 
 }  // namespace
 

@@ -8,8 +8,8 @@
 namespace engram {
 namespace {
 
-constexpr std::uint64_t kMaxPendingRows = 1u << 20;
-constexpr std::uint32_t kStepRows = 2048;  // a few microseconds
+constexpr std::uint64_t kMaxPendingRows = 1u << 22;
+constexpr std::uint32_t kStepRows = 256;  // a microsecond
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 #include "ring/error.h"
 #include "ring/fork_registry.h"
+#include "ring/narrow_ids.h"
 #include "ring/session.h"
 #include "ring/session_detail.h"
 
@@ -42,13 +43,19 @@ int64_t Session::submit(const Submission& submission, int32_t wait_ms, engram_er
   const int slot = take_slot(submission, wait_ms, error);
   if (slot < 0) return slot;
   const LocalSlot& local = slots_[slot];
-  std::memcpy(ring_.data() + welcome_.geometry.ids_offset + local.ids_offset, submission.ids,
-              submission.row_count * submission.id_bytes);
+  std::byte* ids = ring_.data() + welcome_.geometry.ids_offset + local.ids_offset;
+  uint32_t id_bytes = submission.id_bytes;
+  if (id_bytes == 8 && narrow_ids(static_cast<const int64_t*>(submission.ids), submission.row_count,
+                                  reinterpret_cast<int32_t*>(ids))) {
+    id_bytes = 4;
+  } else {
+    std::memcpy(ids, submission.ids, submission.row_count * id_bytes);
+  }
   engram_request& request = shared_slot(slot).request;
   request.operation = submission.operation;
   request.handle = submission.layer->handle;
   request.row_count = static_cast<uint32_t>(submission.row_count);
-  request.id_bytes = static_cast<uint16_t>(submission.id_bytes);
+  request.id_bytes = static_cast<uint16_t>(id_bytes);
   request.layout = static_cast<uint16_t>(submission.layout);
   request.ids_offset = local.ids_offset;
   request.reply_offset = local.reply_offset;
