@@ -45,8 +45,8 @@ int64_t Session::submit(const Submission& submission, int32_t wait_ms, engram_er
   const LocalSlot& local = slots_[slot];
   std::byte* ids = ring_.data() + welcome_.geometry.ids_offset + local.ids_offset;
   uint32_t id_bytes = submission.id_bytes;
-  if (id_bytes == 8 && narrow_ids(static_cast<const int64_t*>(submission.ids), submission.row_count,
-                                  reinterpret_cast<int32_t*>(ids))) {
+  if (id_bytes == 8 &&
+      narrow_ids(static_cast<const int64_t*>(submission.ids), submission.row_count, reinterpret_cast<int32_t*>(ids))) {
     id_bytes = 4;
   } else {
     std::memcpy(ids, submission.ids, submission.row_count * id_bytes);
