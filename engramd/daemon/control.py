@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from engramd import __version__
 from engramd._engine import ffi, lib
 from engramd.daemon import messages
 from engramd.daemon.administration import Administration
+from engramd.daemon.control_memory import ByteBudget, Connection
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
 from engramd.daemon.reconfigure import Outcome, Reconfigure
@@ -32,8 +34,6 @@ from engramd.daemon.worker_pool import WorkerPool
 
 REQUEST_TIMEOUT_MS = 30_000
 MESSAGES_A_TURN = 64
-PEER_BYTES_LIMIT = 64 << 20  # ids and replies of one client that are queued, running or unsent
-ALL_BYTES_LIMIT = 192 << 20
 HIGH_WATER_MARK = 64  # messages towards or from one client
 SPLIT_REQUESTS_LIMIT = 256  # unfinished split requests that are remembered
 LINGER_MS = 500
@@ -49,54 +49,11 @@ class Peer:
     endpoint: ControlEndpoint
     envelope: tuple[bytes, ...]
     uid: int | None  # None: not a local peer, or the transport does not say
+    connection: Connection | None = None
 
     @property
     def key(self) -> tuple[int, bytes]:
         return id(self.endpoint), self.envelope[0]
-
-
-class ByteBudget:
-    """Bounds the memory of requests in flight. A reply counts until libzmq has sent it or its client is gone."""
-
-    def __init__(self) -> None:
-        self._by_peer: dict[tuple[int, bytes], int] = {}
-        self._total = 0
-        self._unsent: list[tuple[Any, tuple[int, bytes], int]] = []
-
-    def take(self, peer: tuple[int, bytes], count: int) -> None:
-        """Reserves bytes. Raises RequestError Busy naming the limit."""
-        self._sweep()
-        if self._by_peer.get(peer, 0) + count > PEER_BYTES_LIMIT:
-            raise RequestError("Busy", f"this client's requests in flight reach {PEER_BYTES_LIMIT} bytes, the limit")
-        if self._total + count > ALL_BYTES_LIMIT:
-            raise RequestError("Busy", f"all clients' control requests reach {ALL_BYTES_LIMIT} bytes, the limit")
-        self._by_peer[peer] = self._by_peer.get(peer, 0) + count
-        self._total += count
-
-    def give_back(self, peer: tuple[int, bytes], count: int) -> None:
-        """Ends a reservation."""
-        self._total -= count
-        left = self._by_peer.get(peer, 0) - count  # missing where only reservations of nothing are left
-        self._by_peer[peer] = left
-        if not left:
-            del self._by_peer[peer]
-
-    def give_back_when_sent(self, tracker: Any, peer: tuple[int, bytes], count: int) -> None:
-        """Keeps the reservation until a zmq.MessageTracker says that the memory is free; None: it is free already."""
-        if tracker is None:
-            self.give_back(peer, count)
-        else:
-            self._unsent.append((tracker, peer, count))
-            self._sweep()
-
-    def _sweep(self) -> None:
-        waiting = []
-        for tracker, peer, count in self._unsent:
-            if tracker.done:
-                self.give_back(peer, count)
-            else:
-                waiting.append((tracker, peer, count))
-        self._unsent = waiting
 
 
 class Verbs:
@@ -122,7 +79,7 @@ class Verbs:
         self._layers: dict[tuple[str, int], ServedLayer] = {}
         self.refresh()
         self._sampling = Sampling(engine)
-        self._budget = ByteBudget()
+        self.budget = ByteBudget(time.monotonic)
         self._request_ids = itertools.count(1)
         self._split_requests: OrderedDict[tuple[tuple[int, bytes], int], int] = OrderedDict()
         self._verbs: dict[str, Callable[[Peer, Request, bytes | None], None]] = {
@@ -306,7 +263,7 @@ class Verbs:
     def _submit(self, peer: Peer, request: Request, reserved: int, work: Callable[[], list[Any]]) -> None:
         """Lets the pool do the work and sends the frames that it returns or the RequestError that it raises. `reserved`
         bytes count against the client until the reply has left. Raises RequestError Busy."""
-        self._budget.take(peer.key, reserved)
+        self.budget.take(peer.key, peer.connection, reserved)
 
         def task() -> Callable[[], None]:
             try:
@@ -318,12 +275,12 @@ class Verbs:
             return lambda: self._finish(peer, frames, reserved)
 
         if not self._pool.submit(task):
-            self._budget.give_back(peer.key, reserved)
+            self.budget.give_back(peer.key, reserved)
             raise RequestError("Busy", "the daemon's queue of control requests is full")
 
     def _finish(self, peer: Peer, frames: list[Any], reserved: int) -> None:
         tracker = peer.endpoint.send(peer, frames)
-        self._budget.give_back_when_sent(tracker, peer.key, reserved)
+        self.budget.give_back_when_sent(tracker, peer.key, reserved)
 
     def _find_layer(self, request: Request) -> ServedLayer:
         """The layer that a request names. Raises RequestError UnknownTable or TableMismatch."""
@@ -458,18 +415,24 @@ class ControlEndpoint:
             _LOG.debug("a control message of %d frames is dropped", len(frames))
             return
         envelope = tuple(frame.bytes for frame in frames[:start])
-        peer = Peer(self, envelope, self._peer_uid(frames[-1]))
+        uid, pid = self._credentials(frames[-1])
+        try:
+            connection = Connection.of(frames[-1].get(zmq.SRCFD), uid, pid)
+        except (zmq.ZMQError, KeyError):
+            connection = None
+        peer = Peer(self, envelope, uid, connection)
         self._verbs.dispatch(peer, [frame.bytes for frame in body])
 
-    def _peer_uid(self, frame: Any) -> int | None:
+    def _credentials(self, frame: Any) -> tuple[int | None, int | None]:
+        """(uid, pid) of a message's sender; None where they are not known."""
         if not self._knows_peers:
-            return None
+            return None, None
         try:
             address = frame.get("Peer-Address")
         except (zmq.ZMQError, KeyError):
-            return None
+            return None, None
         match = _LOCAL_PEER.fullmatch(address)
-        return int(match[1]) if match else None
+        return (int(match[1]), int(match[3])) if match else (None, None)
 
     def send(self, peer: Peer, frames: list[Any]) -> Any:
         """Queues a reply; a client that is gone or takes none loses it. Returns a tracker of the last frame's memory,

@@ -229,18 +229,21 @@ class Service:
         if self._health is not None:
             self._health.turned_at = now
         next_sign_of_life_s = self._watchdog.feed(now)
-        deadline = self._ring.next_deadline()
+        deadlines = [self._ring.next_deadline()]
+        if self._endpoints:
+            deadlines.append(self._verbs.budget.next_deadline())
         waits = [longest_s] if longest_s is not None else []
         if next_sign_of_life_s is not None:
             waits.append(next_sign_of_life_s)
-        if deadline is not None:
-            waits.append(max(0.0, deadline - now))
+        waits += [max(0.0, deadline - now) for deadline in deadlines if deadline is not None]
         if more or self._stop_reason is not None:
             waits.append(0.0)
         for key, _ in self._selector.select(min(waits, default=None)):
             handler: Callable[[], None] = key.data
             handler()
         self._ring.expire(time.monotonic())
+        if self._endpoints:
+            self._verbs.budget.expire()
 
     def _drain(self) -> None:
         """Lets running requests finish: new ones are refused, nothing is waited for longer than DRAIN_TIMEOUT_S. A
