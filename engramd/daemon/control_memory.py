@@ -83,10 +83,10 @@ class ByteBudget:
     """Bounds the memory of requests in flight. A reply counts until libzmq has sent it or its client is gone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: seconds, never going back."""
+        """clock: seconds, never going back. `reserved_bytes`: what all clients hold together."""
         self._clock = clock
         self._clients: dict[Key, _Client] = {}
-        self._total = 0
+        self.reserved_bytes = 0
 
     def take(self, peer: Key, connection: Connection | None, count: int) -> None:
         """Reserves bytes for a request that came over this connection. Raises RequestError Busy naming the limit."""
@@ -94,20 +94,20 @@ class ByteBudget:
         client = self._clients.get(peer) or _Client()
         if client.held_bytes + count > PEER_BYTES_LIMIT:
             raise RequestError("Busy", f"this client's requests in flight reach {PEER_BYTES_LIMIT} bytes, the limit")
-        if self._total + count > ALL_BYTES_LIMIT:
+        if self.reserved_bytes + count > ALL_BYTES_LIMIT:
             raise RequestError("Busy", f"all clients' control requests reach {ALL_BYTES_LIMIT} bytes, the limit")
         client.connection = connection
         client.held_bytes += count
         client.requests += 1
         self._clients[peer] = client
-        self._total += count
+        self.reserved_bytes += count
 
     def give_back(self, peer: Key, count: int) -> None:
         """Ends a reservation."""
         client = self._clients[peer]
         client.held_bytes -= count
         client.requests -= 1
-        self._total -= count
+        self.reserved_bytes -= count
         if client.requests == 0:
             del self._clients[peer]
 

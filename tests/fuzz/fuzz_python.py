@@ -159,8 +159,8 @@ def control_target() -> Callable[[bytes], None]:
         uid = data.PickValueInList([None, STRANGER])
         peer = control.Peer(endpoint, (data.ConsumeBytes(1),), uid)  # type: ignore[arg-type]
         verbs.dispatch(peer, frames[: messages.MAX_FRAMES - 1])
-        if verbs._budget._total != 0:
-            raise AssertionError(f"{verbs._budget._total} bytes stay reserved")
+        if verbs.budget.reserved_bytes != 0:
+            raise AssertionError(f"{verbs.budget.reserved_bytes} bytes stay reserved")
 
     return test
 
