@@ -49,6 +49,20 @@ def by_ticket(table: engram_client.Table, ids: Ids, batch: int) -> float:
     return len(ids) / (time.perf_counter() - began)
 
 
+def by_two_tickets(table: engram_client.Table, ids: Ids, batch: int) -> float:
+    """The same with the next batch submitted before the last one is waited for."""
+    began = time.perf_counter()
+    last = table.submit(ids[:batch])
+    for start in range(batch, len(ids), batch):
+        following = table.submit(ids[start : start + batch])
+        last.wait()
+        last.release()
+        last = following
+    last.wait()
+    last.release()
+    return len(ids) / (time.perf_counter() - began)
+
+
 def by_fetch(table: engram_client.Table, ids: Ids, batch: int, out: Any) -> float:
     began = time.perf_counter()
     for start in range(0, len(ids), batch):
@@ -136,6 +150,7 @@ def measure_batch(
     before = client.stats()
     sides: dict[str, Callable[[int], float]] = {
         "ours": lambda _: by_ticket(layer, choose(), batch),
+        "queued": lambda _: by_two_tickets(layer, choose(), batch),
         "limit": lambda _: local.run(choose(), batch),
         "take": lambda _: by_take(local.rows, choose(), batch, out),
         "fetch": lambda _: by_fetch(layer, choose(), batch, out),
@@ -148,5 +163,6 @@ def measure_batch(
     rows = total(after, "rows") - total(before, "rows")
     limit = "C++ gather, 2 threads" if local.threads == 2 else "C++ gather"
     question.add(name, "rows/s", figures["ours"], limit, figures["limit"], missed=misses / max(1, rows))
+    question.add(f"{name}, 2 queued", "rows/s", figures["queued"], limit, figures["limit"])
     question.add(name, "rows/s", figures["ours"], "numpy.take", figures["take"])
     question.add(f"{name}, fetch(out=)", "rows/s", figures["fetch"], limit, figures["limit"])
