@@ -33,6 +33,9 @@ from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
+#: Token ids of a prompt, as engines hold them.
+Tokens = Sequence[int] | NDArray[Any]
+
 WINDOW_TOKENS = 8192
 PIECE_TOKENS = 512
 QUEUED_ROWS = 1 << 18
@@ -45,7 +48,7 @@ _ARENA_BYTES = 1 << 20
 
 
 def piece_row_ids(
-    hasher: NgramHasher, tokens: Sequence[int], start: int, stop: int, dead_tokens: Collection[int] = ()
+    hasher: NgramHasher, tokens: Tokens, start: int, stop: int, dead_tokens: Collection[int] = ()
 ) -> NDArray[np.int32]:
     """Row ids of tokens[start:stop] of one sequence, int32 [stop - start, layers, columns].
 
@@ -65,7 +68,7 @@ def piece_row_ids(
 def prefetch_prompt(
     tables: Sequence[Table],
     hasher: NgramHasher,
-    tokens: Sequence[int],
+    tokens: Tokens,
     *,
     start: int = 0,
     max_tokens: int = WINDOW_TOKENS,
@@ -97,7 +100,7 @@ class _Prompt:
 
     __slots__ = ("limit", "sent", "tokens")
 
-    def __init__(self, tokens: Sequence[int], sent: int, limit: int) -> None:
+    def __init__(self, tokens: Tokens, sent: int, limit: int) -> None:
         self.tokens = tokens
         self.sent = sent
         self.limit = limit
@@ -158,7 +161,7 @@ class ArrivalPrefetcher:
 
     # ---- what the scheduler says
 
-    def arrived(self, request: Hashable, tokens: Sequence[int], start: int = 0) -> None:
+    def arrived(self, request: Hashable, tokens: Tokens, start: int = 0) -> None:
         """A prompt waits. tokens must keep its first len(tokens) values until ended(); positions from `start` on need
         rows. A request that is known already (retracted, to be computed anew) starts again."""
         with self._work:
@@ -185,7 +188,7 @@ class ArrivalPrefetcher:
                 self._make_due(request, prompt, is_next=True)
 
     def ended(self, request: Hashable) -> None:
-        """A request has finished or was cancelled: the rest of its window is not asked for. Unknown ones are ignored."""
+        """A request has finished or was cancelled: the rest of its window is not asked for. Unknown: ignored."""
         with self._work:
             prompt = self._prompts.get(request)
             if prompt is not None:

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,9 +80,7 @@ def prefetcher(daemon: Any, hasher: NgramHasher) -> Iterator[ArrivalPrefetcher]:
 class Recorded:
     """Stands between a prefetcher and its tables: what is asked for, by layer, in order; `gate` holds it back."""
 
-    def __init__(self, prefetcher: ArrivalPrefetcher, monkeypatch: pytest.MonkeyPatch) -> None:
-        import threading
-
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ids: list[Any] = []
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
@@ -126,7 +125,7 @@ def test_the_window_moves_with_the_prompt(daemon: Any, prefetcher: ArrivalPrefet
 def test_cancelled_prompts_are_not_sent(
     daemon: Any, prefetcher: ArrivalPrefetcher, hasher: NgramHasher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = Recorded(prefetcher, monkeypatch)
+    recorded = Recorded(monkeypatch)
     first, cancelled, last = prompt_of(16, seed=3), prompt_of(64, seed=4), prompt_of(16, seed=5)
     prefetcher.arrived("first", first)
     assert recorded.entered.acquire(timeout=20)
@@ -144,7 +143,7 @@ def test_cancelled_prompts_are_not_sent(
 def test_a_prompt_cancelled_half_way_loses_the_rest(
     prefetcher: ArrivalPrefetcher, hasher: NgramHasher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = Recorded(prefetcher, monkeypatch)
+    recorded = Recorded(monkeypatch)
     prefetcher.arrived("a", prompt_of(64))
     assert recorded.entered.acquire(timeout=20)
     prefetcher.ended("a")
@@ -158,7 +157,7 @@ def test_a_prompt_cancelled_half_way_loses_the_rest(
 def test_prompts_that_are_being_processed_come_first(
     prefetcher: ArrivalPrefetcher, hasher: NgramHasher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = Recorded(prefetcher, monkeypatch)
+    recorded = Recorded(monkeypatch)
     running, waiting = prompt_of(100, seed=6), prompt_of(64, seed=7)
     prefetcher.arrived("running", running)
     assert recorded.entered.acquire(timeout=20)
