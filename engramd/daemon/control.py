@@ -110,8 +110,10 @@ class Verbs:
         except NoReply as reason:
             _LOG.debug("a control message is dropped: %s", reason)
             return
+        context = {"request": str(request.id)[:64], "uid": peer.uid}
         try:
             messages.check_request(request)
+            _LOG.debug("control request %s: %s", context["request"], request.verb[:60], extra=context)
             verb = self._verbs.get(request.verb)
             if verb is None:
                 raise RequestError(
@@ -125,6 +127,7 @@ class Verbs:
                 )
             verb(peer, request, frames[1] if takes_ids else None)
         except RequestError as error:
+            _LOG.debug("control request %s is refused: %s", context["request"], error, extra=context)
             peer.endpoint.send(peer, [messages.reply_error(request, error)])
         except Exception:  # noqa: BLE001 - a mistake in here must not end the daemon
             peer.endpoint.send(peer, [unexpected(request)])

@@ -72,6 +72,7 @@ class Event:
     error_number: int
     page: int
     row_id: int
+    request_id: int
     text: str
 
 
@@ -209,6 +210,7 @@ class Engine:
             error_number=event.error_number,
             page=event.page,
             row_id=event.row_id,
+            request_id=event.request_id,
             text=text_of(event.text),
         )
 

@@ -70,11 +70,13 @@ class EventLog:
         if event.status == lib.ENGRAM_STATUS_READ_FAILED:
             reason += f", {os.strerror(abs(event.error_number))}"
         _LOG.error(
-            "%s: page %d cannot be served (%s, row %d); `engramd verify` checks the whole table",
+            "%s: page %d cannot be served (%s, row %d; %s); `engramd verify` checks the whole table",
             self._where(event.handle),
             event.page,
             reason,
             event.row_id,
+            f"session {event.session}, request {event.request_id}" if event.session else "a control request",
+            extra={"session": event.session, "request": event.request_id} if event.session else None,
         )
 
     def _where(self, handle: int) -> str:

@@ -152,6 +152,8 @@ void Worker::fail_position(Batch& batch, std::uint64_t page, std::uint32_t posit
   engram_event event{};
   event.kind = ENGRAM_EVENT_PAGE;
   event.status = status;
+  event.session = batch.owner;
+  event.request_id = batch.request.request_id;
   event.handle = batch.layer->handle;
   event.page = page;
   event.row_id = batch.ids[position];

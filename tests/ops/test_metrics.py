@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -205,6 +206,35 @@ def test_json_log_and_watchdog(start_daemon: Any, load: Any, socket_folder: str)
     assert {"time", "level", "message"} <= set(lines[0])
     assert [line["session"] for line in lines if "session 1" in line["message"]] == [1, 1]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
+
+
+def test_log_lines_name_the_request(start_daemon: Any, table: Path, tmp_path: Path) -> None:
+    """Two requests of one session that meet bad pages; and, at level debug, each control request with its id."""
+    import engram_client
+
+    copy = tmp_path / "demo"
+    shutil.copytree(table, copy)
+    with open(next(copy.glob("layer-1.*.pages")), "r+b") as file:
+        for page in (2, 5):
+            file.seek(page * 4096 + 100)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+    daemon = start_daemon(copy, dram="0", log_format="json", log_level="debug")
+    with engram_client.connect(daemon.socket) as client:
+        for row in (2 * 15, 5 * 15):
+            with pytest.raises(engram_client.PageCorrupt):
+                client.table(layer=1).fetch([row])
+        client.stats()
+    daemon.wait_for_log("page 5 cannot be served")
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    bad = [line for line in lines if "cannot be served" in line["message"]]
+    assert [line["session"] for line in bad] == [1, 1]
+    assert 0 < bad[0]["request"] < bad[1]["request"]
+    assert f"session 1, request {bad[1]['request']}" in bad[1]["message"]
+    asked = [line for line in lines if line["message"].endswith(": stats")]
+    assert asked
+    assert all(line["uid"] == os.getuid() and line["request"] in line["message"] for line in asked)
 
 
 def test_watchdog_messages(tmp_path: Path, table: Path, socket_folder: str) -> None:

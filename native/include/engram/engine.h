@@ -148,6 +148,7 @@ typedef struct engram_event {
   int32_t error_number;
   uint64_t page;
   int64_t row_id;
+  uint64_t request_id; /* of a bad page: the request that met it, as its session numbers it */
   char text[192];
 } engram_event;
 
