@@ -59,6 +59,16 @@ test: build ## native tests, then the Python suite against a real daemon
 	$(CTEST) build/release
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
+# An engine's real modules need an environment of their own, which is made once.
+VLLM_VERSION := 0.33.0
+.PHONY: test-vllm
+test-vllm: build ## the plug-in for vLLM against vLLM's real modules, in .venv-vllm/ (10 GB, some minutes at first)
+	@test -f .venv-vllm/.done-$(VLLM_VERSION) || { echo "Installing vLLM $(VLLM_VERSION) into .venv-vllm"; \
+	  "$(PYTHON)" -m venv .venv-vllm; .venv-vllm/bin/python -m pip install --disable-pip-version-check \
+	  vllm==$(VLLM_VERSION) --editable '.[demo]' hypothesis pytest pytest-timeout >.venv-vllm/pip.log 2>&1 || \
+	  { tail -n 30 .venv-vllm/pip.log >&2; exit 1; }; touch .venv-vllm/.done-$(VLLM_VERSION); }
+	.venv-vllm/bin/python -m pytest tests/engines/vllm $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: $(SETUP_DONE) ## style, types, and the directions in which the parts may know each other
 	$(VENV)/bin/ruff check
@@ -198,5 +208,5 @@ clean: ## remove what was built; .venv/ stays
 	find $(wildcard $(PYTHON_FOLDERS)) -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: distclean
-distclean: clean ## remove .venv/ too
-	rm -rf $(VENV)
+distclean: clean ## remove .venv/ too, and those of the engines
+	rm -rf $(VENV) .venv-vllm

@@ -14,7 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = """
-import sys, engram_client
+import sys, engram_client, engram_engines.core
+from importlib.metadata import entry_points
+assert [one.name for one in entry_points(group="vllm.general_plugins")] == ["engramd"]
 with engram_client.connect(sys.argv[1]) as client:
     table = client.table(layer=1)
     rows = table.fetch([0, 1, -1, table.num_rows - 1])

@@ -65,6 +65,15 @@ def test_what_is_gone(module: ModuleType) -> None:
         check()
 
 
+def test_an_inherited_method_does_not_count(module: ModuleType) -> None:
+    class Renamed(Embedding):
+        def look_up(self, indices: Any, out: Any) -> None: ...
+
+    vars(module)["Embedding"] = Renamed
+    with pytest.raises(EngineMismatch, match=r"has no lookup\(\)"):
+        check()
+
+
 def test_a_module_that_moved() -> None:
     with pytest.raises(EngineMismatch, match="module an_engine_that_is_not_there cannot be imported"):
         check_shapes("anEngine", "2.0", "1.x", [ClassShape("an_engine_that_is_not_there")])

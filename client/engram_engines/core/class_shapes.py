@@ -63,7 +63,8 @@ def _problems(shape: ClassShape) -> Iterator[str]:
         if not hasattr(owner, name):
             yield f"{label} has no {name}"
     for name, expected in shape.functions.items():
-        function = getattr(owner, name, None)
+        # Of its own: an inherited method of that name is not the one that the plug-in wraps.
+        function = getattr(owner, name) if name in vars(owner) else None
         if function is None:
             yield f"{label} has no {name}()"
             continue

@@ -47,9 +47,8 @@ class LayerTarget(ABC):
         Raises Busy where there is no room before an earlier batch is released.
         """
 
-    def reclaim(self) -> bool:
-        """Waits until what earlier batches hold is free; False where they hold nothing."""
-        return False
+    def reclaim(self) -> None:  # noqa: B027 - most targets have nothing to wait for
+        """Waits until the room of earlier, completed batches is free again."""
 
 
 class ArenaTarget(LayerTarget):
@@ -176,9 +175,8 @@ class Step:
             except Busy:
                 if any(self._in_flight):
                     return  # goes on when a part of this step is released
-                reclaimed = [target.reclaim() for target in stager._targets]
-                if not any(reclaimed):
-                    raise
+                for target in stager._targets:
+                    target.reclaim()
                 pending = stager._targets[position].submit(selected, first)
             unsent.popleft()
             self._in_flight[position].append(Part(pending, position, first, tokens))

@@ -1,0 +1,122 @@
+"""vLLM's DeepSeek-V4.1 over a daemon's rows. Registered by plugin.py under the architecture's own name.
+
+Without a daemon in the settings or the additional config, the class is vLLM's own in every respect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from engram_client import Client, Table
+from vllm.models.deepseek_v41 import DeepseekV41ForCausalLM
+from vllm.platforms import current_platform
+
+from ..core.class_shapes import check_shapes
+from ..core.model_check import open_layers
+from ..core.settings import EngineSettings, connect_when_up
+from .plugin import KNOWN_VERSIONS, vllm_version
+from .refusals import refuse_unsupported
+from .shapes import SHAPES
+
+#: The key of vLLM's --additional-config that holds our settings, a mapping.
+ADDITIONAL_CONFIG_KEY = "engramd"
+
+
+class EngramdDeepseekV41ForCausalLM(DeepseekV41ForCausalLM):  # type: ignore[misc]
+    """See the module. `engramd` is the connection where rows come from a daemon, else None."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        settings = settings_of(vllm_config)
+        if settings is None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+            self.engramd = None
+            return
+        refuse_unsupported(vllm_config, current_platform)
+        check_shapes("vLLM", vllm_version(), " and ".join(f"{known}x" for known in KNOWN_VERSIONS), SHAPES)
+        connection = Connection(settings, vllm_config)
+        # Imported here, after the shapes were checked: their classes derive from vLLM's.
+        from .loading import skip_table_tensors
+
+        skip_table_tensors()
+        with staged_layers(vllm_config, strided=settings.columns == "strided"):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+        # Not a submodule, and not a parameter either.
+        self.engramd = connection
+
+    def get_model_state_cls(self) -> type:
+        """vLLM's class for the state of a model between steps, with the staging of rows before each step."""
+        state: type = super().get_model_state_cls()
+        if self.engramd is None:
+            return state
+        from .model_state import staging
+
+        return staging(state)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """As in vLLM, without the tables' tensors where the daemon has them."""
+        if self.engramd is not None:
+            from .loading import without_table_tensors
+
+            weights = without_table_tensors(weights)
+        loaded: set[str] = super().load_weights(weights)
+        return loaded
+
+
+class Connection:
+    """The daemon of one model: the client, and the model's layers in it. Opened before weights are loaded.
+
+    Raises DaemonLost where nobody answers for settings.wait_s, ModelMismatch where the table is not the model's.
+    """
+
+    def __init__(self, settings: EngineSettings, vllm_config: Any) -> None:
+        config = vllm_config.model_config.hf_config
+        fields = {name: getattr(config, name) for name in dir(config) if name.startswith("engram_")}
+        self.settings = settings
+        self.client: Client = connect_when_up(settings, name=f"vllm rank {vllm_config.parallel_config.rank}")
+        tables = open_layers(
+            self.client,
+            fields,
+            head_dim=fields["engram_head_dim"],
+            table=settings.table,
+            revision=getattr(config, "_commit_hash", None) or vllm_config.model_config.revision,
+        )
+        #: By the layer's number in the model.
+        self.tables: dict[int, Table] = {table.layer: table for table in tables}
+
+
+def settings_of(vllm_config: Any) -> EngineSettings | None:
+    """The settings of the environment and of the additional config; None where neither names a daemon.
+
+    Raises ValueError for settings that make no sense.
+    """
+    additional = vllm_config.additional_config
+    options = additional.get(ADDITIONAL_CONFIG_KEY) if isinstance(additional, dict) else None
+    return EngineSettings.find(options)
+
+
+def engram_layers(model: Any) -> list[Any]:
+    """This rank's Engram layers, in the order of the decoder. model: vLLM's DeepseekV4Model."""
+    layers = islice(model.layers, model.start_layer, model.end_layer)
+    return [layer.engram for layer in layers if getattr(layer, "engram", None) is not None]
+
+
+@contextmanager
+def staged_layers(vllm_config: Any, *, strided: bool) -> Iterator[None]:
+    """Models built inside have staged Engram layers, and no table is allocated for them."""
+    from vllm.models.deepseek_v41.nvidia import model
+
+    from .embedding import StagedEngram, StridedEngram
+
+    storage = vllm_config.engram_config
+    # No stream for look-ups from host memory, no memory shared between replicas, no page cache to drop.
+    storage.cpu_offload = storage.dp_shared_memory = storage.use_thp = False
+    native = model.Engram
+    model.Engram = StridedEngram if strided else StagedEngram
+    try:
+        yield
+    finally:
+        model.Engram = native

@@ -1,0 +1,190 @@
+"""Stages the rows of each step: vLLM's own hash on the device, its ids to the host, the daemon's rows to the device.
+
+One StepRows serves a rank's model. It runs on the thread that runs the model, in the eager part before a step's graph
+is replayed. The layers' rows are asked for at once, layer 1 first. A step that runs as a graph gets all of them before
+its replay; in an eager step later layers are completed when the decoder arrives there (StagedEngram.embed).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from engram_client import Client, Table, Ticket
+from vllm.models.deepseek_v41.common.mm_preprocess import image_sentinel_mask
+
+from ..core.device_target import DeviceTarget
+from ..core.settings import EngineSettings
+from ..core.step_stager import LayerTarget, Pending, Step, StepStager
+from .embedding import StagedEngram
+
+logger = logging.getLogger(__name__)
+
+_REPORT_S = 60.0
+#: Device memory for values and for scales.
+Places = tuple[torch.Tensor, torch.Tensor]
+
+
+class HostTarget(LayerTarget):
+    """Rows of a model that lies in host memory, as it does in tests: the CPU copies them."""
+
+    def __init__(self, table: Table, max_rows: int, place: Callable[[int, int], Places]) -> None:
+        self.max_rows = max_rows
+        self._table = table
+        self._place = place
+
+    def submit(self, ids: Any, first_token: int) -> Pending:
+        ticket = self._table.submit(ids, layout="split", on_full="busy")
+        return _HostCopy(ticket, self._place(first_token, ids.shape[0]))
+
+
+class _HostCopy:
+    def __init__(self, ticket: Ticket, places: Places) -> None:
+        self._ticket = ticket
+        self._places = places
+
+    def wait(self, timeout: float | None = None) -> None:
+        for place, rows in zip(self._places, self._ticket.wait(timeout), strict=True):
+            place.numpy()[:] = rows.reshape(place.shape)
+
+    def release(self) -> None:
+        self._ticket.release()
+
+
+class StepRows:
+    """The rows of one rank's steps.
+
+    layers: this rank's Engram layers in the order of the decoder. tables: those of the same layers. hash_state: vLLM's
+    NgramHashState. max_tokens: of one step.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: EngineSettings,
+        layers: Sequence[StagedEngram],
+        tables: Sequence[Table],
+        hash_state: Any,
+        device: torch.device,
+        max_tokens: int,
+    ) -> None:
+        self._layers = list(layers)
+        self._hash_state = hash_state
+        self._step: Step | None = None
+        embeddings = [layer.embed_tokens for layer in layers]
+        columns = embeddings[0].n_hash_cols
+        share = embeddings[0].part_n_hash_cols
+        most = min(client.max_ticket_rows, max_tokens * share)
+        on_device = device.type == "cuda"
+        targets: list[LayerTarget] = [
+            DeviceTarget(table, device, most, embedding.place)
+            if on_device
+            else HostTarget(table, most, embedding.place)
+            for table, embedding in zip(tables, embeddings, strict=True)
+        ]
+        self._stager = StepStager(
+            targets,
+            [layer.layer_hash_index for layer in layers],
+            columns,
+            columns=embeddings[0].columns,
+            deadline_s=settings.deadline_s,
+        )
+        ids_shape = (max_tokens, len(hash_state.layout.layer_ids), columns)
+        self._host_ids = torch.empty(ids_shape, dtype=torch.int32, device="cpu", pin_memory=on_device)
+        self._ids_there = torch.cuda.Event() if on_device else None
+        #: Seconds the host waited for ids, which includes all that the device had to do before (see docs/vllm.md).
+        self.ids_wait_s = 0.0
+        self._report_at = time.monotonic() + _REPORT_S
+        self._reported = (0, 0, 0.0, 0.0)
+
+    @property
+    def counters(self) -> Any:
+        """Sums over all steps; see StageCounters."""
+        return self._stager.counters
+
+    def skip(self) -> None:
+        """For a dummy step: nothing is asked for, and its layers may read whatever is staged."""
+        self._give_up()
+        for layer in self._layers:
+            layer.embed_tokens.staged_tokens = None
+
+    def stage(self, input_batch: Any, lookback_token_ids: torch.Tensor, *, is_graph: bool) -> None:
+        """Stages the rows of a step's real tokens.
+
+        input_batch: vLLM's InputBatch. lookback_token_ids: int32 [requests, n-gram length - 1] on the device, tokens
+        before each request's chunk, newest first, -1 where there is none. is_graph: the step is a replay, so that
+        all rows must be there when this returns.
+        Raises DaemonLost, RequestTimeout, RowIdError, PageCorrupt, ReadFailed, TableMismatch, GpuError: the step must
+        not go on then.
+        """
+        self._give_up()
+        tokens = input_batch.num_tokens
+        input_ids = input_batch.input_ids[:tokens]
+        hash_ids = self._hash_state(
+            input_ids,
+            input_batch.positions[:tokens],
+            input_batch.query_start_loc,
+            image_sentinel_mask(input_ids),
+            lookback_token_ids,
+            image_sentinel_mask(lookback_token_ids),
+            None,
+            None,
+        )
+        for layer in self._layers:
+            layer.embed_tokens.staged_tokens = tokens
+        step = self._step = self._stager.begin(self._to_host(hash_ids))
+        padded = input_batch.num_tokens_after_padding
+        for position, layer in enumerate(self._layers):
+            layer.embed_tokens.complete = self._completion(step, position, layer, padded)
+        for layer in self._layers if is_graph else self._layers[:1]:
+            layer.embed_tokens.complete()
+        self._report()
+
+    def _completion(self, step: Step, position: int, layer: StagedEngram, padded: int) -> Any:
+        def complete() -> None:
+            layer.embed_tokens.complete = None
+            step.finish(position)
+            layer.embed_tokens.write(layer.staged_rows[:padded])
+
+        return complete
+
+    def _to_host(self, hash_ids: torch.Tensor) -> Any:
+        """The ids int32 [tokens, layers, columns] in host memory; waits for them."""
+        began = time.perf_counter()
+        host = self._host_ids[: hash_ids.shape[0]]
+        if self._ids_there is None:
+            host.copy_(hash_ids)
+        else:
+            host.copy_(hash_ids, non_blocking=True)
+            self._ids_there.record()
+            self._ids_there.synchronize()
+        self.ids_wait_s += time.perf_counter() - began
+        return host.numpy()
+
+    def _give_up(self) -> None:
+        """Ends a step whose layers did not all run: it failed elsewhere."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.release()
+        for layer in self._layers:
+            layer.embed_tokens.complete = None
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now < self._report_at:
+            return
+        self._report_at = now + _REPORT_S
+        counters = self._stager.counters
+        sums = (counters.steps, counters.rows, self.ids_wait_s, sum(counters.store_wait_s))
+        steps, rows, ids_s, store_s = (new - old for new, old in zip(sums, self._reported, strict=True))
+        self._reported = sums
+        logger.info(
+            "engramd: %d steps, %d rows; a step waited %.3f ms for ids (earlier device work), %.3f ms for rows",
+            steps,
+            rows,
+            ids_s / steps * 1000,
+            store_s / steps * 1000,
+        )

