@@ -15,7 +15,7 @@ BLOCK_ROWS = 8_192
 QUEUE_ROWS = 131_072  # rows that wait in the daemon at a time: an eighth of what it begins to drop at
 POLL_S = 0.02
 STALL_S = 60.0
-FILL_SHARE = 0.9  # of the cache: the rest is for what the first requests bring
+FILL_SHARE = 0.95  # of the cache: the rest is for what the first requests bring
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "warm",
         help="load the hottest rows into a running daemon's cache",
-        description="Prefetches rows, hottest first, behind all demand and as many as the daemon's budget holds: those "
+        description="Prefetches the hottest rows, behind all demand and as many as the daemon's budget holds: those "
         "of a heat file, or those that the most documents of token files need.",
     )
     parser.add_argument("tokens", nargs="*", metavar="TOKENS", help="token files, as for `engramd plan`")
@@ -157,11 +157,16 @@ class Sender:
         self._total = 0
 
     def send(self, rows: dict[int, Any], handles: dict[int, Any]) -> None:
-        """Sends all of them, the layers in turn, and waits until they are read. Raises EngramdError."""
+        """Sends all of them, the layers in turn, and waits until they are read. Raises EngramdError.
+
+        rows are hottest first and go out hottest last: a full cache evicts in the order of arrival, so that the first
+        requests push out the coldest of them.
+        """
         self._total = sum(ids.size for ids in rows.values())
-        for begin in range(0, max((ids.size for ids in rows.values()), default=0), BLOCK_ROWS):
+        longest = max((ids.size for ids in rows.values()), default=0)
+        for begin in reversed(range(0, longest, BLOCK_ROWS)):
             for layer, ids in rows.items():
-                piece = ids[begin : begin + BLOCK_ROWS].astype(np.int64)
+                piece = ids[begin : begin + BLOCK_ROWS][::-1].astype(np.int64)
                 if piece.size:
                     handles[layer].prefetch(piece)
                     self._sent += piece.size
