@@ -33,7 +33,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             text = f"{option.meaning} (default: {config.default_of(option.key)})"
             parser.add_argument(option.flag, metavar=option.metavar, help=text.replace("%", "%%"))
     parser.add_argument("--no-measure", action="store_true", help="do not read from the drives")
-    parser.add_argument("--json", action="store_true", help="a list of objects: grade, subject, text, fix")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="a list of objects: grade, subject, text, fix, and figures of a measured drive",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -179,6 +179,13 @@ def open_hasher(args: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _read_config(path: str) -> dict[str, Any]:
+    config = _read_json(path)
+    if not isinstance(config, dict):
+        raise EngramdError(f"{path}: not a JSON object")
+    return config
+
+
+def _read_json(path: str) -> Any:
     from engramd import strict_json
 
     try:
@@ -188,10 +195,7 @@ def _read_config(path: str) -> dict[str, Any]:
         raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_CONFIG_BYTES:
         raise EngramdError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-    config = strict_json.loads(data, path)
-    if not isinstance(config, dict):
-        raise EngramdError(f"{path}: not a JSON object")
-    return config
+    return strict_json.loads(data, path)
 
 
 def _row_bytes(config: dict[str, Any]) -> int:
@@ -205,12 +209,22 @@ def _row_bytes(config: dict[str, Any]) -> int:
 
 
 def drive_values(path: str) -> dict[str, Any]:
-    """The drive's figures in doctor's JSON: iops, read_us, p99_us and name, at the top or under `drive`."""
-    found = _read_config(path)
-    drive = found.get("drive", found)
-    if not isinstance(drive, dict):
-        raise EngramdError(f"{path}: `drive` is not an object")
-    values = {key: drive[key] for key in ("name", "iops", "read_us", "p99_us") if key in drive}
+    """The drive's figures: iops, read_us, p99_us and name of a JSON object, or what `engramd doctor --json` measured.
+
+    Of several drives under a table the reads add up, and the slowest latency counts.
+    """
+    found = _read_json(path)
+    if isinstance(found, list):
+        measured = [one["figures"] for one in found if isinstance(one, dict) and isinstance(one.get("figures"), dict)]
+        drives = [[one.get(key) for key in ("iops", "read_us", "p99_us")] for one in measured]
+        drives = [one for one in drives if all(isinstance(value, float) for value in one)]
+        if not drives:
+            raise EngramdError(f"{path}: no drive was measured: run `engramd doctor TABLE --json` without --no-measure")
+        iops, read_us, p99_us = zip(*drives, strict=True)
+        return {"name": f"as measured in {path}", "iops": sum(iops), "read_us": max(read_us), "p99_us": max(p99_us)}
+    if not isinstance(found, dict):
+        raise EngramdError(f"{path}: neither a JSON object nor what `engramd doctor --json` prints")
+    values = {key: found[key] for key in ("name", "iops", "read_us", "p99_us") if key in found}
     if "iops" not in values:
         raise EngramdError(f"{path}: holds no iops: write {{'iops': N, 'read_us': N, 'p99_us': N}}")
     return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -17,12 +17,13 @@ class Grade(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`fix` is what to do about it; empty where nothing is to be done."""
+    """`fix` is what to do about it; empty where nothing is to be done. `figures`: what was measured, for programs."""
 
     grade: Grade
     subject: str
     text: str
     fix: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 def ok(subject: str, text: str) -> Finding:

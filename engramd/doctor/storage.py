@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engramd.doctor.finding import Finding, Machine, fail, ok, warn
+from engramd.doctor.finding import Finding, Grade, Machine, fail, ok, warn
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
 from engramd.table import manifest as manifests
@@ -156,11 +156,20 @@ def block_device(machine: Machine, mount: Mount) -> Iterator[Finding]:
         yield ok("scheduler", f"{name}: none")
 
 
-Measure = Callable[[str, int], "tuple[float, float] | str"]
+@dataclass(frozen=True)
+class ReadRate:
+    """Random 4 KiB reads at one queue depth."""
+
+    reads_per_s: float
+    mean_us: float
+    p99_us: float
 
 
-def measure(file: str, depth: int) -> tuple[float, float] | str:
-    """(reads a second, mean latency in us) of random pages at a queue depth; a text where it cannot be measured."""
+Measure = Callable[[str, int], "ReadRate | str"]
+
+
+def measure(file: str, depth: int, duration_ms: int = MEASURE_MS) -> ReadRate | str:
+    """Direct reads at random places of a file at a queue depth; a text where they cannot be measured."""
     from engramd._engine import ffi, lib
 
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
@@ -171,29 +180,32 @@ def measure(file: str, depth: int) -> tuple[float, float] | str:
     try:
         rate = ffi.new("engram_read_rate *")
         size = os.fstat(descriptor).st_size
-        number = lib.engram_measure_reads(descriptor, size, depth, MEASURE_MS, depth, rate)
+        number = lib.engram_measure_reads(descriptor, size, depth, duration_ms, depth, rate)
     finally:
         os.close(descriptor)
     if number:
         return os.strerror(number)
-    return rate.reads / max(rate.seconds, 1e-9), rate.mean_latency_us
+    return ReadRate(rate.reads / max(rate.seconds, 1e-9), rate.mean_latency_us, rate.p99_latency_us)
 
 
 def measured(file: str, measure: Measure = measure) -> Finding:
     """Reads a second by queue depth, and the knee: the least depth that gives KNEE_SHARE of the most."""
-    rates: dict[int, float] = {}
-    latency_us = 0.0
+    rates: dict[int, ReadRate] = {}
     for depth in DEPTHS:
         found = measure(file, depth)
         if isinstance(found, str):
             return warn("reads", f"{file}: not measured at queue depth {depth}: {found}", "see the line on io_uring")
-        rates[depth] = found[0]
-        if depth == 1:
-            latency_us = found[1]
-    most = max(rates.values())
-    knee = next(depth for depth, rate in rates.items() if rate >= KNEE_SHARE * most)
-    curve = ", ".join(f"{depth}: {rate / 1000:,.1f} k" for depth, rate in rates.items())
-    text = f"{most / 1000:,.0f} k pages/s, one alone {latency_us:.0f} us, knee at depth {knee} ({curve})"
+        rates[depth] = found
+    most = max(rate.reads_per_s for rate in rates.values())
+    alone = rates[DEPTHS[0]]
+    knee = next(depth for depth, rate in rates.items() if rate.reads_per_s >= KNEE_SHARE * most)
+    curve = ", ".join(f"{depth}: {rate.reads_per_s / 1000:,.1f} k" for depth, rate in rates.items())
+    text = (
+        f"{most / 1000:,.0f} k pages/s, one alone {alone.mean_us:.0f} us (p99 {alone.p99_us:.0f}), "
+        f"knee at depth {knee} ({curve})"
+    )
+    figures = {"iops": most, "read_us": alone.mean_us, "p99_us": alone.p99_us, "knee_depth": float(knee)}
     if most < SLOW_READS_A_SECOND:
-        return warn("reads", text, "cold rows will be slow: use an NVMe drive of its own, or a larger --dram")
-    return ok("reads", text)
+        fix = "cold rows will be slow: use an NVMe drive of its own, or a larger --dram"
+        return Finding(Grade.WARN, "reads", text, fix, figures)
+    return Finding(Grade.OK, "reads", text, figures=figures)

@@ -4,12 +4,16 @@
 #include <liburing.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <new>
+#include <vector>
 
 namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
+constexpr std::size_t kLatencies = 65'536;  // of the latest reads
 
 // splitmix64: places need only be spread.
 std::uint64_t next_random(std::uint64_t& state) {
@@ -23,14 +27,17 @@ std::uint64_t next_random(std::uint64_t& state) {
 int run(io_uring& ring, std::uint8_t* buffers, int file, std::uint64_t pages, std::uint32_t depth,
         std::chrono::milliseconds duration, std::uint64_t seed, engram_read_rate* rate) {
   using Clock = std::chrono::steady_clock;
+  std::vector<Clock::time_point> started(depth);
+  std::vector<float> latencies_us(kLatencies);
+  auto now = Clock::now();
   const auto submit = [&](std::uint64_t buffer) {
+    started[buffer] = now;
     io_uring_sqe* sqe = io_uring_get_sqe(&ring);
     io_uring_prep_read(sqe, file, buffers + buffer * kPageBytes, kPageBytes, next_random(seed) % pages * kPageBytes);
     io_uring_sqe_set_data64(sqe, buffer);
   };
   for (std::uint32_t buffer = 0; buffer < depth; ++buffer) submit(buffer);
-  const auto began = Clock::now();
-  auto now = began;
+  const auto began = now;
   std::uint32_t in_flight = depth;
   std::uint64_t reads = 0;
   int failure = 0;
@@ -45,17 +52,28 @@ int run(io_uring& ring, std::uint8_t* buffers, int file, std::uint64_t pages, st
     io_uring_for_each_cqe(&ring, head, completion) {
       ++seen;
       if (completion->res < 0 && completion->res != -EINTR && completion->res != -EAGAIN) failure = -completion->res;
-      if (completion->res > 0) ++reads;
+      const std::uint64_t buffer = io_uring_cqe_get_data64(completion);
+      if (completion->res > 0) {
+        latencies_us[reads % kLatencies] = std::chrono::duration<float, std::micro>(now - started[buffer]).count();
+        ++reads;
+      }
       if (is_over) {
         --in_flight;
       } else {
-        submit(io_uring_cqe_get_data64(completion));
+        submit(buffer);
       }
     }
     io_uring_cq_advance(&ring, seen);
   }
   const double seconds = std::chrono::duration<double>(now - began).count();
-  *rate = {reads, seconds, reads == 0 ? 0 : seconds * 1e6 * depth / static_cast<double>(reads)};
+  double p99_us = 0;
+  if (reads != 0) {
+    latencies_us.resize(std::min<std::size_t>(reads, kLatencies));
+    const auto p99 = latencies_us.begin() + static_cast<std::ptrdiff_t>(latencies_us.size() * 99 / 100);
+    std::nth_element(latencies_us.begin(), p99, latencies_us.end());
+    p99_us = *p99;
+  }
+  *rate = {reads, seconds, reads == 0 ? 0 : seconds * 1e6 * depth / static_cast<double>(reads), p99_us};
   return failure;
 }
 
@@ -72,8 +90,12 @@ extern "C" int engram_measure_reads(int file, uint64_t file_bytes, uint32_t dept
       mmap(nullptr, depth * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   int status = ENOMEM;
   if (buffers != MAP_FAILED) {
-    status = run(ring, static_cast<std::uint8_t*>(buffers), file, pages, depth, std::chrono::milliseconds(duration_ms),
-                 seed, rate);
+    try {
+      status = run(ring, static_cast<std::uint8_t*>(buffers), file, pages, depth,
+                   std::chrono::milliseconds(duration_ms), seed, rate);
+    } catch (const std::bad_alloc&) {
+      // Nothing is in flight yet: the memory is taken before the first read.
+    }
   }
   // Reads that an error left in flight hold their pages themselves until they have landed.
   io_uring_queue_exit(&ring);

@@ -202,9 +202,12 @@ def test_block_devices(machine: Any) -> None:
 
 def test_the_knee_of_a_drive() -> None:
     curve = {1: 12e3, 8: 90e3, 32: 300e3, 64: 470e3, 128: 500e3, 256: 505e3}
-    found = storage.measured("/x", lambda file, depth: (curve[depth], 80.0))
-    check(found, Grade.OK, "505 k pages/s", "one alone 80 us", "knee at depth 64")
-    check(storage.measured("/x", lambda file, depth: (900.0, 1100.0)), Grade.WARN, "--dram")
+    found = storage.measured("/x", lambda file, depth: storage.ReadRate(curve[depth], 80.0, 130.0))
+    check(found, Grade.OK, "505 k pages/s", "one alone 80 us (p99 130)", "knee at depth 64")
+    assert found.figures == {"iops": 505e3, "read_us": 80.0, "p99_us": 130.0, "knee_depth": 64.0}
+    slow = storage.measured("/x", lambda file, depth: storage.ReadRate(900.0, 1100.0, 9000.0))
+    check(slow, Grade.WARN, "--dram")
+    assert slow.figures["iops"] == 900.0
     check(storage.measured("/x", lambda file, depth: "Operation not permitted"), Grade.WARN, "not measured")
 
 
@@ -214,8 +217,10 @@ def test_measuring_a_real_file(table: Path) -> None:
     if isinstance(found, str):
         assert found == "Function not implemented" or "permitted" in found  # no io_uring here
         return
-    assert found[0] > 0
-    assert found[1] > 0
+    assert found.reads_per_s > 0
+    # With eight reads in flight all the time, each one's share of the time is an eighth of its latency.
+    assert found.mean_us == pytest.approx(8e6 / found.reads_per_s)
+    assert found.p99_us > found.mean_us / 2
     missing = storage.measure(str(table / "none"), 1)
     assert missing == "No such file or directory"
     check(storage.direct_reads(str(file)), Grade.OK)

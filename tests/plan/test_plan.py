@@ -152,6 +152,44 @@ def test_needs_follow_from_the_hit_ratio(planned: Callable[..., dict[str, Any]])
     assert [cost["name"] for cost in plan["cost"]] == ["all DRAM", "tiered", "SSD only"]
 
 
+def test_the_drive_that_doctor_measured(
+    engramd: Engramd, planned: Callable[..., dict[str, Any]], table: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "doctor.json"
+    path.write_text(engramd("doctor", table, "--json").stdout)
+    measured = [finding["figures"] for finding in json.loads(path.read_text()) if finding["figures"]]
+    if not measured:
+        pytest.skip("io_uring is forbidden here: doctor measures no drive")
+    (figures,) = measured
+    drive = planned("--sizes", "4MiB", "--drive", str(path))["assumptions"]["drive"]
+    assert {key: drive[key] for key in ("iops", "read_us", "p99_us")} == pytest.approx(
+        {key: figures[key] for key in ("iops", "read_us", "p99_us")}
+    )
+    assert str(path) in drive["name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[]", "no drive was measured"),
+        ('[{"figures": {"iops": 5.0}}, {"figures": 3}, 7]', "no drive was measured"),
+        ("7", "neither a JSON object"),
+        ('{"read_us": 5}', "holds no iops"),
+        ('{"iops": -5}', "drive.iops"),
+        ('{"iops": "many"}', "drive.iops"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_wrong_drives_are_named(
+    engramd: Engramd, token_file: Path, tokenizer: str, table: Path, text: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "drive.json"
+    path.write_text(text)
+    done = engramd("plan", token_file, "--tokenizer", tokenizer, "--table", table, "--drive", path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert expected in done.stderr
+
+
 def test_prices_and_measured_rates(planned: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(

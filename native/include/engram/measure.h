@@ -11,6 +11,7 @@ typedef struct engram_read_rate {
   uint64_t reads;
   double seconds;
   double mean_latency_us;
+  double p99_latency_us; /* of the last 65,536 reads */
 } engram_read_rate;
 
 /* Reads pages of 4096 bytes at random places of a file with `depth` reads in flight, for duration_ms, through an
