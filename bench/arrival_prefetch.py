@@ -30,7 +30,8 @@ import numpy as np
 from engram_client.hasher import NgramHasher
 from engram_engines.prefetch import ArrivalPrefetcher
 
-from bench.environment import Daemon, Ids, Table, documents, hasher_for, make_table, total
+from bench.environment import Ids, Table, documents, hasher_for, make_table
+from engramd.measure.daemon import Daemon, total
 
 
 def cut_prompts(texts: list[Ids], chunk_tokens: int, wanted: int) -> list[Ids]:

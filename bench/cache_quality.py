@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.environment import Settings, documents, hasher_for
-from bench.report import Question
 from engramd._engine import ffi, lib
 from engramd.cache_simulation import simulate
+from engramd.measure.report import Question
 
 CONFIG = {
     "engram_layer_ids": [1, 14],

@@ -10,43 +10,14 @@ from typing import Any
 import engram_client
 import numpy as np
 
-from bench.environment import ROW_BYTES, Daemon, Ids, Settings, Table, total
-from bench.report import Question, interleave
-from engramd._engine import ffi, lib
+from bench.environment import ROW_BYTES, Ids, Settings, Table
+from engramd.measure.daemon import Daemon, total
+from engramd.measure.gather import LocalGather, by_take
+from engramd.measure.report import Question, interleave
+from engramd.measure.tickets import by_ticket
 
 BATCHES = (48, 288, 3072, 12_288, 49_152, 393_216)
 ROWS_PER_SIDE = 3_000_000
-
-
-class LocalGather:
-    """The in-process limit: the same number of rows, in the same kind of memory, copied by the engine's own loop."""
-
-    def __init__(self, rows: int, reply_rows: int, threads: int) -> None:
-        self.threads = threads
-        self.handle = lib.engram_bench_gather_create(rows, ROW_BYTES, reply_rows, threads)
-        if self.handle == ffi.NULL:
-            raise MemoryError(f"no memory for a gather of {rows} rows")
-        self.rows = np.frombuffer(
-            ffi.buffer(lib.engram_bench_gather_rows(self.handle), rows * ROW_BYTES), np.uint8
-        ).reshape(rows, ROW_BYTES)
-
-    def run(self, ids: Ids, batch: int) -> float:
-        """Rows a second over ids, batch after batch."""
-        taken = lib.engram_bench_gather_run(self.handle, ffi.from_buffer("int64_t[]", ids), batch, len(ids) // batch)
-        return float(ids.size / taken)
-
-    def close(self) -> None:
-        self.rows = np.empty((0, ROW_BYTES), np.uint8)
-        lib.engram_bench_gather_destroy(self.handle)
-        self.handle = ffi.NULL
-
-
-def by_ticket(table: engram_client.Table, ids: Ids, batch: int) -> float:
-    began = time.perf_counter()
-    for start in range(0, len(ids), batch):
-        with table.submit(ids[start : start + batch]) as ticket:
-            ticket.wait()
-    return len(ids) / (time.perf_counter() - began)
 
 
 def by_two_tickets(table: engram_client.Table, ids: Ids, batch: int) -> float:
@@ -67,13 +38,6 @@ def by_fetch(table: engram_client.Table, ids: Ids, batch: int, out: Any) -> floa
     began = time.perf_counter()
     for start in range(0, len(ids), batch):
         table.fetch(ids[start : start + batch], out=out)
-    return len(ids) / (time.perf_counter() - began)
-
-
-def by_take(rows: Any, ids: Ids, batch: int, out: Any) -> float:
-    began = time.perf_counter()
-    for start in range(0, len(ids), batch):
-        np.take(rows, ids[start : start + batch], axis=0, out=out, mode="clip")
     return len(ids) / (time.perf_counter() - began)
 
 

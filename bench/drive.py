@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
-
 import engram_client
 import numpy as np
 
-from bench.environment import Daemon, Ids, Settings, Table, drop_pages, fio
-from bench.report import Question, interleave
+from bench.environment import Ids, Settings, Table, drop_pages, fio
 from engramd._engine import ffi, lib
+from engramd.measure.daemon import Daemon
+from engramd.measure.report import Question, interleave
+from engramd.measure.tickets import queued
 
 DEPTHS = (32, 64, 128, 256)
 BATCHES = (48, 3072, 12_288, 49_152)
-
-
-def queued(table: engram_client.Table, ids: Ids, batch: int, depth: int) -> float:
-    """Rows a second with `depth` requests in flight."""
-    began = time.perf_counter()
-    open_tickets: deque[engram_client.Ticket] = deque()
-    for start in range(0, len(ids), batch):
-        if len(open_tickets) == depth:
-            with open_tickets.popleft() as ticket:
-                ticket.wait()
-        open_tickets.append(table.submit(ids[start : start + batch]))
-    while open_tickets:
-        with open_tickets.popleft() as ticket:
-            ticket.wait()
-    return len(ids) / (time.perf_counter() - began)
 
 
 def measure(settings: Settings, files: Table) -> Question:

@@ -1,4 +1,4 @@
-"""Daemons, tables, text and the drive's own figures for the benchmarks."""
+"""Tables, text and the drive's own figures for the benchmarks."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ import json
 import mmap
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import engram_client
 import numpy as np
 import numpy.typing as npt
 from engram_client.hasher import NgramHasher
 
+from engramd.measure.daemon import ENGRAMD
 from engramd.table import manifest as manifests
 
 Ids = npt.NDArray[np.int64]
-ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
 ROW_BYTES = 264
-START_DEADLINE_S = 120.0
 
 
 @dataclass
@@ -43,69 +38,6 @@ class Settings:
     peers: bool
     vocab_size: int
     small_vocab_size: int
-
-
-class Daemon:
-    """`engramd serve` as a process of its own; the end of the `with` block stops it."""
-
-    def __init__(self, table: Path, dram_bytes: int, *options: str) -> None:
-        self._folder = tempfile.mkdtemp(prefix="engram-bench-")
-        self.socket = os.path.join(self._folder, "s.sock")
-        notify = os.path.join(self._folder, "n.sock")
-        command = [*ENGRAMD, "serve", f"bench={table}", "--socket", self.socket, "--dram", str(dram_bytes), *options]
-        began = time.perf_counter()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-            manager.bind(notify)
-            self.process = subprocess.Popen(
-                command, env={**os.environ, "NOTIFY_SOCKET": notify}, stderr=subprocess.DEVNULL
-            )
-            deadline = time.monotonic() + START_DEADLINE_S
-            manager.settimeout(0.005)
-            ready = False
-            while not ready:
-                with suppress(TimeoutError):
-                    ready = b"READY=1" in manager.recv(4096)
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    self.close()
-                    raise RuntimeError(f"the daemon did not start: {' '.join(command)}")
-        self.ready_s = time.perf_counter() - began
-
-    def __enter__(self) -> Daemon:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def cpu_s(self) -> float:
-        """User and system time of all its threads so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def wait_until_resident(self) -> None:
-        with engram_client.connect(self.socket) as client:
-            deadline = time.monotonic() + 600
-            while any(layer["tier"] != "resident" for layer in layers_of(client.stats())):
-                if time.monotonic() > deadline:
-                    raise RuntimeError("the table did not become resident")
-                time.sleep(0.05)
-
-
-def layers_of(stats: dict[str, Any]) -> list[dict[str, Any]]:
-    return [layer for table in stats["tables"] for layer in table["layers"]]
-
-
-def total(stats: dict[str, Any], key: str) -> int:
-    return sum(int(layer[key]) for layer in layers_of(stats))
 
 
 def run_engramd(*arguments: str | Path) -> float:

@@ -18,8 +18,9 @@ from multiprocessing.synchronize import Event
 import engram_client
 import numpy as np
 
-from bench.environment import ENGRAMD, Daemon, Settings, Table
-from bench.report import Question, interleave
+from bench.environment import Settings, Table
+from engramd.measure.daemon import ENGRAMD, Daemon
+from engramd.measure.report import Question, interleave
 
 BATCHES = (48, 49_152)
 SLICES_A_REPETITION = 4  # watched and unwatched slices alternate more often than repetitions do

@@ -9,8 +9,9 @@ from multiprocessing.synchronize import Event
 import engram_client
 import numpy as np
 
-from bench.environment import Daemon, Ids, Settings, Table, total
-from bench.report import Question
+from bench.environment import Ids, Settings, Table
+from engramd.measure.daemon import Daemon, total
+from engramd.measure.report import Question
 
 SMALL = 288
 PREFILL = 49_152

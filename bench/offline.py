@@ -8,8 +8,9 @@ import time
 import engram_client
 import numpy as np
 
-from bench.environment import Daemon, Settings, Table, documents, drop_pages, fio, hasher_for, run_engramd
-from bench.report import Question, interleave
+from bench.environment import Settings, Table, documents, drop_pages, fio, hasher_for, run_engramd
+from engramd.measure.daemon import Daemon
+from engramd.measure.report import Question, interleave
 
 
 def measure(settings: Settings, files: Table) -> Question:

@@ -19,11 +19,9 @@ import engram_client
 import numpy as np
 import numpy.typing as npt
 
-from bench.dram import LocalGather
 from bench.drive import DEPTHS
 from bench.environment import (
     ROW_BYTES,
-    Daemon,
     Settings,
     Table,
     documents,
@@ -31,9 +29,10 @@ from bench.environment import (
     fio,
     hasher_for,
     memory_group,
-    total,
 )
-from bench.report import Question
+from engramd.measure.daemon import Daemon, total
+from engramd.measure.gather import LocalGather
+from engramd.measure.report import Question
 
 PERCENTS = (1, 5, 10, 25, 50, 100)
 CHUNK_TOKENS = 512

@@ -5,22 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-import time
-from typing import Any
 
 import engram_client
 import numpy as np
-import numpy.typing as npt
 import zmq
 
-from bench.environment import ROW_BYTES, Daemon, Ids, Settings, Table
-from bench.report import Question
+from bench.environment import ROW_BYTES, Ids, Settings, Table
 from engramd._engine import ffi, lib
+from engramd.measure.daemon import Daemon
+from engramd.measure.report import Question
+from engramd.measure.tickets import Seconds, round_trips, time_each
 
 BATCH = 48
 PAUSE_US = 2000  # long enough for a worker to have gone to sleep
-
-Seconds = npt.NDArray[np.float64]
 
 
 def serve_takes(endpoint: str, rows: int) -> None:
@@ -34,28 +31,6 @@ def serve_takes(endpoint: str, rows: int) -> None:
                 server.send(b"")
                 return
             server.send(np.take(table, ids, axis=0, mode="clip").data, copy=False)
-
-
-def time_each(ids: Ids, pause_us: int, call: Any) -> Seconds:
-    seconds = np.empty(len(ids))
-    for index, batch in enumerate(ids):
-        if pause_us:
-            time.sleep(pause_us / 1e6)
-        began = time.perf_counter()
-        call(batch)
-        seconds[index] = time.perf_counter() - began
-    return seconds
-
-
-def by_ring(client: engram_client.Client, ids: Ids, pause_us: int) -> Seconds:
-    table = client.table(layer=1)
-
-    def call(batch: Ids) -> None:
-        ticket = table.submit(batch)
-        ticket.wait()
-        ticket.release()
-
-    return time_each(ids, pause_us, call)
 
 
 def by_c(socket: str, ids: Ids, spin_us: int, pause_us: int) -> Seconds:
@@ -102,9 +77,9 @@ def measure(settings: Settings, files: Table) -> Question:
                 return rng.integers(0, count, (number, BATCH))
 
             sides = {
-                "ring, Python, spinning": lambda: by_ring(ring, ids(rounds), 0),
+                "ring, Python, spinning": lambda: round_trips(ring.table(layer=1), ids(rounds)),
                 "ring, C, spinning": lambda: by_c(daemon.socket, ids(rounds), 1000, 0),
-                "ring, Python, asleep": lambda: by_ring(ring, ids(asleep_rounds), PAUSE_US),
+                "ring, Python, asleep": lambda: round_trips(ring.table(layer=1), ids(asleep_rounds), PAUSE_US),
                 "ring, C, asleep": lambda: by_c(daemon.socket, ids(asleep_rounds), -1, PAUSE_US),
                 "ring, C, client never spins": lambda: by_c(daemon.socket, ids(rounds), 0, 0),
                 "ZeroMQ fetch": lambda: time_each(ids(rounds), 0, fetch),

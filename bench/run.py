@@ -16,11 +16,21 @@ from pathlib import Path
 # Run as a script: the checkout's root is where the package `bench` is found.
 sys.path[0] = os.fspath(Path(__file__).resolve().parent.parent)
 
-from bench import cache_quality, dram, drive, metrics_cost, mixed_load, offline, real_text, round_trip  # noqa: E402
+from bench import (  # noqa: E402
+    cache_quality,
+    dram,
+    drive,
+    metrics_cost,
+    mixed_load,
+    offline,
+    real_text,
+    round_trip,
+    warm_start,
+)
 from bench.environment import Settings, Table, make_table  # noqa: E402
-from bench.report import REPETITIONS, Question, progress  # noqa: E402
+from engramd.measure.report import REPETITIONS, Question, progress  # noqa: E402
 
-QUESTIONS = "abcdefgh"
+QUESTIONS = "abcdefghk"
 
 
 def main() -> int:
@@ -69,6 +79,7 @@ def main() -> int:
         "f": lambda: mixed_load.measure(settings, large()),
         "g": lambda: offline.measure(settings, large()),
         "h": lambda: metrics_cost.measure(settings, small()),
+        "k": lambda: warm_start.measure(settings),
     }
     machine = (
         f"{platform.machine()}, {os.cpu_count()} CPUs, kernel {platform.release()}, Python {platform.python_version()}"

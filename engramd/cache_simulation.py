@@ -38,6 +38,18 @@ class CacheSimulation:
         keys = np.ascontiguousarray(keys, np.int64)
         return int(lib.engram_simulation_run(self._handle, ffi.from_buffer("int64_t[]", keys), keys.size))
 
+    def misses(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """The same, and returns which of the keys were missing: bool, flat. Needs room for at least one row."""
+        keys = np.ascontiguousarray(keys, np.int64)
+        missed = np.empty(keys.size, np.bool_)
+        lib.engram_simulation_trace(
+            self._handle,
+            ffi.from_buffer("int64_t[]", keys),
+            keys.size,
+            ffi.from_buffer("uint8_t[]", missed, require_writable=True),
+        )
+        return missed
+
     def close(self) -> None:
         lib.engram_simulation_destroy(self._handle)
         self._handle = ffi.NULL
