@@ -102,6 +102,11 @@ def find_table(stats: dict[str, Any], name: str | None) -> dict[str, Any]:
 
 def room(stats: dict[str, Any], table: dict[str, Any]) -> int:
     """Rows of the table that the cache has room for besides what is there already, with FILL_SHARE of it in use."""
+    return int(capacity_rows(stats, table) * FILL_SHARE) - int(stats["dram"]["rows_cached"])
+
+
+def capacity_rows(stats: dict[str, Any], table: dict[str, Any]) -> int:
+    """Rows that the cache for the table's row size has room for."""
     from engramd._engine import lib
 
     bytes_of = {
@@ -109,8 +114,7 @@ def room(stats: dict[str, Any], table: dict[str, Any]) -> int:
     }
     same_size = sum(bytes_of[one["name"]] for one in stats["tables"] if one["row_bytes"] == table["row_bytes"])
     budget = int(stats["dram"]["budget_bytes"] * same_size / max(1, sum(bytes_of.values())))
-    capacity = int(lib.engram_cache_rows(budget, table["row_bytes"]))
-    return int(capacity * FILL_SHARE) - int(stats["dram"]["rows_cached"])
+    return int(lib.engram_cache_rows(budget, table["row_bytes"]))
 
 
 def read_heat(path: str, identity: str | None, limit: int) -> dict[int, Any]:
