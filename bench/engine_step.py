@@ -24,7 +24,8 @@ import engram_client
 import numpy as np
 from engram_engines.core import ArenaTarget, StepStager
 
-from bench.environment import Daemon, make_table
+from bench.environment import make_table
+from engramd.measure.daemon import Daemon
 
 LAYERS = (1, 14)
 COLUMNS = 24
