@@ -6,6 +6,9 @@ namespace engram {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+// Named in the call, since the kernel's default may be 1 GiB (as it was booted) or 512 MiB (aarch64 with 64 KiB pages):
+// a mapping would then be far larger than what counts against the budget, and munmap would refuse its length.
+constexpr int kHugePageFlag = 21 << MAP_HUGE_SHIFT;  // 2^21 bytes
 
 }  // namespace
 
@@ -15,7 +18,7 @@ HugeMemory::HugeMemory(std::size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
   if (bytes >= kHugePage) {
     const std::size_t rounded = (bytes + kHugePage - 1) & ~(kHugePage - 1);
-    void* mapped = mmap(nullptr, rounded, kProtection, kFlags | MAP_HUGETLB, -1, 0);
+    void* mapped = mmap(nullptr, rounded, kProtection, kFlags | MAP_HUGETLB | kHugePageFlag, -1, 0);
     if (mapped != MAP_FAILED) {
       mapping_ = mapped;
       mapping_bytes_ = rounded;

@@ -140,7 +140,6 @@ std::uint32_t Engine::open_session(std::int64_t pid, std::uint32_t uid, std::uin
   // A client may have less than the configured arena, not more.
   options.arena_bytes =
       arena_bytes == 0 ? options_.arena_bytes : std::clamp(arena_bytes, kMinArenaBytes, options_.arena_bytes);
-  options.arena_bytes = options.arena_bytes / kPageUnitBytes * kPageUnitBytes;
   options.ids_bytes = ids_bytes_;
   options.slot_count = options_.slot_count;
   // Together they fit a slot's number.

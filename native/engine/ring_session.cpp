@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/machine_page.h"
 #include "ring/futex.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -20,26 +21,7 @@
 namespace engram {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-engram_ring_geometry make_geometry(const RingSession::Options& options) {
-  engram_ring_geometry geometry{};
-  geometry.slot_count = options.slot_count;
-  geometry.stream_slot_count = options.stream_slot_count;
-  geometry.arena_bytes = options.arena_bytes;
-  geometry.max_reply_bytes = options.arena_bytes / 4;
-  geometry.submit_offset = kPage;
-  geometry.slots_offset = round_up(
-      geometry.submit_offset + sizeof(engram_submit_block) + options.slot_count * sizeof(std::uint32_t), kPage);
-  const std::uint64_t slots = std::uint64_t{options.slot_count} + options.stream_slot_count;
-  geometry.ids_offset = round_up(geometry.slots_offset + slots * sizeof(engram_slot), kPage);
-  geometry.ids_bytes = round_up(options.ids_bytes, kPage);
-  geometry.ring_bytes = geometry.ids_offset + geometry.ids_bytes;
-  return geometry;
-}
+constexpr std::uint64_t kPartAlignment = 4096;
 
 // A memfd of the given size, mapped for writing and populated.
 bool make_memory(const char* name, std::uint64_t bytes, UniqueFd& descriptor, Mapping& mapping, std::string& error) {
@@ -60,6 +42,23 @@ bool make_memory(const char* name, std::uint64_t bytes, UniqueFd& descriptor, Ma
 }
 
 }  // namespace
+
+engram_ring_geometry RingSession::plan(const Options& options, std::uint64_t machine_page_bytes) {
+  engram_ring_geometry geometry{};
+  geometry.slot_count = options.slot_count;
+  geometry.stream_slot_count = options.stream_slot_count;
+  geometry.arena_bytes = options.arena_bytes / machine_page_bytes * machine_page_bytes;
+  geometry.max_reply_bytes = geometry.arena_bytes / 4;
+  geometry.submit_offset = kPartAlignment;
+  geometry.slots_offset =
+      round_up(geometry.submit_offset + sizeof(engram_submit_block) + options.slot_count * sizeof(std::uint32_t),
+               kPartAlignment);
+  const std::uint64_t slots = std::uint64_t{options.slot_count} + options.stream_slot_count;
+  geometry.ids_offset = round_up(geometry.slots_offset + slots * sizeof(engram_slot), kPartAlignment);
+  geometry.ring_bytes = round_up(geometry.ids_offset + options.ids_bytes, machine_page_bytes);
+  geometry.ids_bytes = geometry.ring_bytes - geometry.ids_offset;
+  return geometry;
+}
 
 RingSession::RingSession(const Options& options, const engram_ring_geometry& geometry)
     : id(options.id),
@@ -86,7 +85,7 @@ RingSession::~RingSession() {
 }
 
 std::unique_ptr<RingSession> RingSession::create(const Options& options, std::string& error) {
-  std::unique_ptr<RingSession> session(new RingSession(options, make_geometry(options)));
+  std::unique_ptr<RingSession> session(new RingSession(options, plan(options, machine_page_bytes())));
   const engram_ring_geometry& geometry = session->geometry_;
   if (!make_memory("engram-ring", geometry.ring_bytes, session->ring_descriptor_, session->ring_, error) ||
       !make_memory("engram-arena", geometry.arena_bytes, session->arena_descriptor_, session->arena_, error)) {

@@ -56,6 +56,9 @@ class RingSession {
     SessionMemory* memory = nullptr;  // outlives the session
   };
 
+  // Where the parts lie. Ring and arena are whole pages of the machine, as the kernel maps, counts and pins them (the
+  // arena rounded down: it is a limit). Pages of a machine have at least 4 KiB and at most the least arena.
+  static engram_ring_geometry plan(const Options& options, std::uint64_t machine_page_bytes);
   // Makes and populates ring and arena and seals the arena (a writable one: with seal()). On failure nullptr, and
   // `error` says why.
   static std::unique_ptr<RingSession> create(const Options& options, std::string& error);

@@ -119,6 +119,8 @@ void StreamWatchdog::run() {
     }
     changed_.wait_for(guard, kTick, [this] { return stopping_; });
   }
+  // Nobody looks after them from here on: streams that wait now are let go.
+  for (Lane& lane : lanes_) look(lane, monotonic_ns(), true);
 }
 
 }  // namespace engram

@@ -147,11 +147,11 @@ class TestEngine {
 // The client's half of a ring, as bare as can be: one caller, no allocation of ranges.
 class BareClient {
  public:
-  explicit BareClient(engram_engine* engine) : engine_(engine) {
+  explicit BareClient(engram_engine* engine, std::uint32_t hello_flags = 0) : engine_(engine) {
     engram_session_descriptors descriptors{};
     char error[256] = "";
-    const int opened =
-        engram_engine_open_session(engine, getpid(), getuid(), 0, 0, &welcome, &descriptors, error, sizeof error);
+    const int opened = engram_engine_open_session(engine, getpid(), getuid(), 0, hello_flags, &welcome, &descriptors,
+                                                  error, sizeof error);
     INFO(error);
     REQUIRE(opened == 0);
     ring_fd.reset(descriptors.ring);
@@ -269,6 +269,14 @@ bool eventually(Condition&& condition, double timeout_s = 20) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
+}
+
+// The next event that tells of a session's violation; what else the engine says is passed over.
+inline engram_event next_violation(engram_engine* engine) {
+  engram_event event{};
+  REQUIRE(eventually(
+      [&] { return engram_engine_next_event(engine, &event) == 1 && event.kind == ENGRAM_EVENT_VIOLATION; }));
+  return event;
 }
 
 }  // namespace engram_test

@@ -45,6 +45,7 @@ struct FakeOptions {
   uint64_t max_reply_bytes = 1 << 18;
   uint64_t ids_bytes = 1 << 16;
   uint32_t slot_count = 8;
+  uint32_t stream_slot_count = 0;
   std::function<void(engram_welcome&)> change_welcome;            // before it is sent
   std::function<void(std::vector<std::byte>&)> change_catalogue;  // before it is sealed
   std::function<void(engram_ring_header&)> change_header;         // before it is written
@@ -86,7 +87,7 @@ class FakeDaemon {
   }
 
   std::string path;
-  std::atomic<bool> hold{false};    // takes requests but completes none
+  std::atomic<bool> hold{false};    // takes requests, stream uses too, but completes none
   std::atomic<uint32_t> stale{0};   // completes so many requests with STALE
   std::atomic<uint32_t> status{1};  // completes all with this
   std::atomic<uint64_t> taken{0};
@@ -238,9 +239,10 @@ class FakeDaemon {
     welcome.state_bytes = 4096;
     engram_ring_geometry& g = welcome.geometry;
     g.slot_count = options_.slot_count;
+    g.stream_slot_count = options_.stream_slot_count;
     g.submit_offset = 4096;
     g.slots_offset = 8192;
-    g.ids_offset = g.slots_offset + uint64_t{g.slot_count} * ENGRAM_SLOT_BYTES;
+    g.ids_offset = g.slots_offset + (uint64_t{g.slot_count} + g.stream_slot_count) * ENGRAM_SLOT_BYTES;
     g.ids_bytes = options_.ids_bytes;
     g.ring_bytes = g.ids_offset + g.ids_bytes;
     g.arena_bytes = options_.arena_bytes;
@@ -283,6 +285,12 @@ class FakeDaemon {
       }
       connection.held.push_back(slot);
     }
+    for (uint32_t slot = g.slot_count; slot < g.slot_count + g.stream_slot_count; ++slot) {
+      engram_slot& shared = slot_of(connection, slot);
+      if (std::atomic_ref(shared.doorbell).exchange(0) == 0) continue;
+      std::atomic_ref(shared.reply.stream_taken).fetch_add(1);
+      connection.held.push_back(slot);
+    }
     if (hold) return;
     for (const uint32_t slot : connection.held) complete(connection, slot);
     connection.held.clear();
@@ -323,6 +331,10 @@ class FakeDaemon {
           out[request.layout == ENGRAM_LAYOUT_SPLIT ? split : i * kRowBytes + j] = row_byte(id, j);
         }
       }
+    }
+    if (number >= connection.geometry.slot_count) {
+      std::atomic_ref(slot.reply.stream_completed).fetch_add(1);
+      if (result != ENGRAM_STATUS_OK) std::atomic_ref(slot.reply.stream_failed).fetch_add(1);
     }
     std::atomic_ref(slot.reply.completion).store(result);
     if (std::atomic_ref(slot.waiting).load() != 0) {

@@ -7,29 +7,11 @@
 #include <thread>
 #include <vector>
 
-#include "engram/client.h"
-#include "fake_daemon.h"
+#include "ring_client_fixture.h"
 
 using namespace engram::testing;
 
 namespace {
-
-const engram_layer kLayer{kHandle, kRowBytes, kValueBytes, 0, kRows};
-
-bool rows_match(const uint8_t* rows, const std::vector<int64_t>& ids) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    for (uint64_t j = 0; j < kRowBytes; j += 7) {
-      if (rows[i * kRowBytes + j] != row_byte(ids[i], j)) return false;
-    }
-  }
-  return true;
-}
-
-std::vector<int64_t> some_ids(std::size_t count) {
-  std::vector<int64_t> ids(count);
-  for (std::size_t i = 0; i < count; ++i) ids[i] = static_cast<int64_t>((i * 7919) % (kRows + 1)) - 1;
-  return ids;
-}
 
 FakeOptions small_arena() {
   FakeOptions options;

@@ -298,9 +298,7 @@ TEST_CASE("a violation ends the session and nobody else's") {
   const auto violates = [&](auto&& act) {
     BareClient client(engine.get());
     act(client);
-    engram_event event{};
-    REQUIRE(eventually([&] { return engram_engine_next_event(engine.get(), &event) == 1; }));
-    CHECK(event.kind == ENGRAM_EVENT_VIOLATION);
+    const engram_event event = next_violation(engine.get());
     CHECK(event.session == client.welcome.session);
     CHECK(other.fetch(engine.handles[0], {1, 2, 3}) == ENGRAM_STATUS_OK);
   };
