@@ -127,6 +127,16 @@ fuzz: build ## coverage-guided fuzzing of ring, control messages, handshake, man
 	  $(CMAKE_BUILD) build/fuzz --target fuzz_ring'
 	@tools/fuzz.sh "$(VENV_PYTHON)" build/fuzz "$(SEED)" "$(FUZZ_S)" "$(N)"
 
+# The libraries of the other architecture are unpacked beside the build; the machine's own packages stay as they are.
+.PHONY: aarch64
+aarch64: $(SETUP_DONE) ## cross-compile everything native for aarch64; native tests with pages of 64 KiB, under qemu-user
+	@tools/install_system_packages.sh "$(PYTHON)" aarch64
+	@mkdir -p build && tools/fetch_aarch64_libraries.sh build/aarch64-libraries
+	@$(LOCKED) bash -eu -c '$(CMAKE_CONFIGURE) -B build/aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake \
+	  -DLIBURING_FOLDER=$(CURDIR)/build/aarch64-libraries -DENGRAM_BUILD_MODULES=OFF >build/configure.log; \
+	  $(CMAKE_BUILD) build/aarch64 --parallel $(JOBS) --target engram_tests engram_client engram_faults -- --quiet'
+	$(CTEST) build/aarch64 --label-exclude stress
+
 ASAN_CONFIGURE = $(CMAKE_CONFIGURE) -B build/asan -DENGRAM_SANITIZE=address
 UBSAN_ENVIRONMENT = UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 

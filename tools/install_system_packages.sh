@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that the build, the tests and lint need, where any is missing. Looks for what they bring
 # rather than for package names, so a machine that has the tools from elsewhere is left alone.
-# Usage: install_system_packages.sh PYTHON [bench|fuzz]
+# Usage: install_system_packages.sh PYTHON [bench|fuzz|aarch64]
 set -eu
 
 python=$1
@@ -34,6 +34,10 @@ need systemd systemd-analyze --version
 need libseccomp2 "$python" -c 'import ctypes; ctypes.CDLL("libseccomp.so.2")'
 need pkg-config pkg-config --version
 if [ "$extra" = bench ]; then need fio fio --version; fi
+if [ "$extra" = aarch64 ]; then
+  need g++-aarch64-linux-gnu aarch64-linux-gnu-g++ --version
+  need qemu-user qemu-aarch64 --version
+fi
 if [ "$extra" = fuzz ]; then
   need clang-14 clang++-14 --version
   need libclang-rt-14-dev has_libfuzzer
