@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from engramd.cli.arguments import add_socket_option
 from engramd.sizes import format_size, parse_size
 
 TIMEOUT_S = 120.0
@@ -18,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "system before the answer. Lasts until the daemon stops. Only root and the daemon's own user may.",
     )
     parser.add_argument("size", metavar="SIZE", help="for example 32GiB; 0 = no row cache")
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
+    add_socket_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,7 +39,11 @@ VERBS = {
 def build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser with one verb's options filled in; the other verbs are only listed."""
     parser = argparse.ArgumentParser(
-        prog="engramd", description="Serves read-only embedding tables from DRAM and NVMe to inference servers."
+        prog="engramd",
+        description="Serves read-only embedding tables from DRAM and NVMe to inference servers on the same machine.",
+        epilog="`pack` a checkpoint into a table, `serve` it, `stats` and `top` to watch; `doctor` says what of the "
+        "machine stands in the way. `engramd VERB --help` describes a verb. Exit status: 0 done, 1 failed, 2 wrong "
+        "usage.",
     )
     parser.add_argument("--version", action="version", version=f"engramd {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)

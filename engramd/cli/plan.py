@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
 from engramd.sizes import parse_size
 
@@ -26,7 +27,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", metavar="TABLE", help="a packed table, instead of --config")
     parser.add_argument("--recorded", metavar="FILE", help="a file of `engramd record`, instead of token files")
     parser.add_argument("--live", action="store_true", help="record a running daemon now, instead of token files")
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket for --live")
+    add_socket_option(parser, "for --live: ")
     parser.add_argument("--seconds", metavar="S", type=float, default=60.0, help="how long for --live (default: 60)")
 
 

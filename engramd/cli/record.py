@@ -8,6 +8,7 @@ import sys
 import threading
 from types import FrameType
 
+from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
 from engramd.sizes import format_size, parse_size
 
@@ -22,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "tokens; who has the tokenizer can still guess common n-grams from them, so keep it like a log.",
     )
     parser.add_argument("file", metavar="FILE", help="where to write; replaced if it exists")
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
+    add_socket_option(parser)
     parser.add_argument("--seconds", metavar="S", type=float, help="stop after S seconds (default: at Ctrl-C)")
     parser.add_argument(
         "--memory",

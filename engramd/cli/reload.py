@@ -7,6 +7,8 @@ import argparse
 import os
 import sys
 
+from engramd.cli.arguments import add_socket_option
+
 TIMEOUT_S = 300.0
 
 
@@ -23,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("table", metavar="TABLE", nargs="?", help="the table's name in the daemon, or its directory")
     what.add_argument("--config", action="store_true", help="read the configuration file of the daemon again")
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
+    add_socket_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "serve",
         help="run the daemon",
-        description="Serves one or several packed tables until SIGTERM, SIGINT or `engramd shutdown`.",
+        description="Serves one or several packed tables (`engramd pack` makes them) until SIGTERM, SIGINT or `engramd "
+        "shutdown`. Every option can stand in the --config FILE instead, with underscores for dashes; a flag beats the "
+        "file. SIGHUP reads the file again. The log goes to stderr.",
     )
     parser.add_argument(
         "tables", nargs="*", metavar="[NAME=]TABLE", help="a packed table's directory; NAME defaults to its last part"

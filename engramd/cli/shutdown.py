@@ -6,6 +6,7 @@ import argparse
 import os
 import select
 
+from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
 
 WAIT_S = 30.0
@@ -18,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="ask a running daemon to drain and stop",
         description="Lets the daemon finish what it serves, then stops it. Only root and the daemon's own user may.",
     )
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
+    add_socket_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

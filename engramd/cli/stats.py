@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from engramd.cli.arguments import add_socket_option, count_argument, interval_argument
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
 
@@ -22,36 +23,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "hits of the rows looked up, reads of the NVMe tier (4 KiB each) and reads in flight, DRAM in use, sessions, "
         "requests waiting, and p50 and p99 of the interval's requests by their number of rows.",
     )
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
-    parser.add_argument("--json", action="store_true", help="one JSON object (one for each line with --interval)")
+    add_socket_option(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object; with --interval one a line")
     parser.add_argument(
         "--interval", metavar="S", type=interval_argument, help="a line every S seconds until interrupted"
     )
     parser.add_argument(
-        "--mrc", action="store_true", help="what caches of other sizes would have hit of the demand since the start"
+        "--mrc", action="store_true", help="show instead what caches of other sizes would have hit since the start"
     )
     parser.add_argument("--count", metavar="N", type=count_argument, help="with --interval: end after N lines")
     parser.add_argument(
-        "--timeout", metavar="S", type=interval_argument, default=5.0, help="wait this long (default: 5)"
+        "--timeout", metavar="S", type=interval_argument, default=5.0, help="seconds to wait for an answer (default: 5)"
     )
-
-
-def count_argument(text: str) -> int:
-    """A number of lines or screens."""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= 10**9):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000000")
-    return int(text)
-
-
-def interval_argument(text: str) -> float:
-    """A time in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.01 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from engramd.cli.stats import count_argument, interval_argument, sampler
+from engramd.cli.arguments import add_socket_option, count_argument, interval_argument
+from engramd.cli.stats import sampler
 from engramd.views.top import SORT_KEYS
 
 
@@ -13,10 +14,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "top",
         help="show who asks a running daemon for what",
-        description="Redraws until interrupted (Ctrl-C). `command` is what a client calls itself.",
+        description="Shows a running daemon's rows and requests a second, DRAM hits, reads and memory, and below them "
+        "its sessions: process, user, what the client calls itself, rows and requests a second, requests waiting, rows "
+        "in all, seconds since it connected. Redraws until interrupted (Ctrl-C); piped, one block after the other.",
     )
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's control socket (default: the usual places)")
-    parser.add_argument("--interval", metavar="S", type=interval_argument, default=1.0, help="seconds (default: 1)")
+    add_socket_option(parser)
+    parser.add_argument(
+        "--interval", metavar="S", type=interval_argument, default=1.0, help="seconds between screens (default: 1)"
+    )
     parser.add_argument("--count", metavar="N", type=count_argument, help="end after N screens")
     parser.add_argument("--sort", choices=SORT_KEYS, default="rows", help="order of the sessions (default: rows)")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
 
@@ -34,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--report", action="store_true", help="with --online: only say what the daemon knows, start nothing"
     )
-    parser.add_argument("--socket", metavar="PATH", help="with --online: the daemon's control socket")
+    add_socket_option(parser, "with --online: ")
     parser.set_defaults(run=run)
 
 

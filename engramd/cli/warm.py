@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
 
 BLOCK_ROWS = 8_192
@@ -32,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--config", metavar="FILE", help="the model's config.json")
     parser.add_argument("--table", metavar="TABLE", help="a packed table, instead of --config")
     parser.add_argument("--name", metavar="NAME", help="the table's name in the daemon (default: the only one)")
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's socket (default: the usual places)")
+    add_socket_option(parser)
     parser.add_argument("--limit", metavar="N", type=int, help="at most so many rows (default: what the budget holds)")
     parser.add_argument(
         "--any-identity", action="store_true", help="use a heat file of other content with the same geometry"
