@@ -50,6 +50,8 @@ class Settings:
     tables: tuple[TablePath, ...] = ()
     socket: str | None = None
     tcp: str | None = None
+    tcp_key: str | None = None
+    tcp_clients: str | None = None
     metrics: str | None = None
     dram_bytes: int = 1 << 30
     arena_bytes: int = 64 << 20
@@ -155,6 +157,11 @@ def _check_together(settings: Settings) -> None:
             )
         seen[table.name] = table.path
     check_shares([table.policy for table in settings.tables])
+    if settings.tcp is not None and (settings.tcp_key is None or settings.tcp_clients is None):
+        raise EngramdError(
+            "tcp needs tcp_key, the daemon's secret key (`engramd keygen PATH` makes one), and tcp_clients, a folder "
+            "with the public keys of the clients that may connect"
+        )
     if settings.arena_limit_bytes < settings.arena_bytes:
         raise EngramdError(
             f"arena-limit {format_size(settings.arena_limit_bytes)} is smaller than one arena of "

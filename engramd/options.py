@@ -8,6 +8,7 @@ which has its default, and an entry of OPTIONS.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,31 @@ def _numa_node(value: Any, where: str) -> str:
 
 
 NUMA_NODE = Check(f"{', '.join(NUMA_WORDS)}, or a node's number: 0 to 63", _numa_node)
+
+
+def tcp_endpoint(value: Any, where: str) -> str:
+    """Checks `host:port` with a numeric address (a name may mean another machine tomorrow), `localhost:port`, or a port
+    alone, which is bound to 127.0.0.1."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not separator:
+        host = "localhost"
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise EngramdError(f"{where}: {value!r} is neither host:port nor a port, from 1 to 65535")
+    host = "127.0.0.1" if host == "localhost" else host
+    bare, family = (host[1:-1], socket.AF_INET6) if re.fullmatch(r"\[.*\]", host) else (host, socket.AF_INET)
+    try:
+        socket.inet_pton(family, bare)
+    except (OSError, ValueError):
+        raise EngramdError(
+            f"{where}: {host!r} is not a numeric address: write for example 127.0.0.1, 10.0.0.5 or [::1]"
+        ) from None
+    return f"{host}:{port}"
+
+
 PATH = Check("a path", _path)
+TCP = Check("host:port with a numeric address, or a port of 127.0.0.1", tcp_endpoint)
 LOOPBACK = Check("host:port, loopback addresses only", loopback_endpoint)
 
 OPTIONS: tuple[Option, ...] = (
@@ -167,7 +192,11 @@ OPTIONS: tuple[Option, ...] = (
         "control socket; PATH.ring beside it is the ring socket",
         default_text="$ENGRAMD_SOCKET, /run/engramd/engramd.sock, $XDG_RUNTIME_DIR/engramd.sock",
     ),
-    Option("tcp", "tcp", "HOST:PORT", LOOPBACK, "control over TCP too, for clients without shared memory"),
+    Option("tcp", "tcp", "HOST:PORT", TCP, "control over TCP too, for clients without shared memory; CURVE only"),
+    Option("tcp_key", "tcp_key", "PATH", PATH, "secret key of the daemon for tcp, a file that only it can read"),
+    Option(
+        "tcp_clients", "tcp_clients", "DIR", PATH, "folder with the public keys (*.key) of clients that tcp lets in"
+    ),
     Option(
         "metrics",
         "metrics",

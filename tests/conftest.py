@@ -216,6 +216,39 @@ def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Ca
         assert not any(report in daemon.log for report in REPORTS), daemon.log
 
 
+class Tcp:
+    """An address for a daemon's TCP endpoint, its keys, and those of one client that it lets in."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.clients = folder / "clients"
+        self.clients.mkdir(parents=True)
+        self.daemon_keys, self.client_keys = folder / "daemon", self.clients / "client"
+        for keys in (self.daemon_keys, self.client_keys):
+            done = run_engramd("keygen", keys)
+            assert done.returncode == 0, done.stderr
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """For start_daemon."""
+        return {"tcp": self.address, "tcp_key": f"{self.daemon_keys}.key_secret", "tcp_clients": str(self.clients)}
+
+    @property
+    def curve(self) -> Any:
+        """For engram_client.connect."""
+        import engram_client
+
+        return engram_client.CurveKeys.from_files(f"{self.daemon_keys}.key", f"{self.client_keys}.key_secret")
+
+
+@pytest.fixture
+def tcp(tmp_path: Path) -> Tcp:
+    """See Tcp."""
+    return Tcp(tmp_path / "tcp")
+
+
 def _datagram_listener(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(path)

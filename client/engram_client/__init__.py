@@ -25,11 +25,13 @@ from .errors import (
 from .table import Table, Ticket
 
 if TYPE_CHECKING:
+    from .curve import CurveKeys
     from .hasher import NgramHasher
 
 __all__ = [
     "Busy",
     "Client",
+    "CurveKeys",
     "DaemonLost",
     "EngramError",
     "NgramHasher",
@@ -46,11 +48,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded at first use: programs that only fetch rows need no hash.
+    # Loaded at first use: programs that only fetch rows need no hash, nor ZeroMQ.
     if name == "NgramHasher":
         from .hasher import NgramHasher
 
         return NgramHasher
+    if name == "CurveKeys":
+        from .curve import CurveKeys
+
+        return CurveKeys
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -12,6 +12,7 @@ from .arguments import MAX_ARENA_BYTES, handshake_timeout, integer, text_or_none
 from .errors import DaemonLost
 
 if TYPE_CHECKING:
+    from .curve import CurveKeys
     from .table import Table
 
 SYSTEM_SOCKET = "/run/engramd/engramd.sock"
@@ -86,6 +87,7 @@ def connect(
     timeout: float = 5.0,
     name: str | None = None,
     writable_arena: bool = False,
+    curve: CurveKeys | None = None,
 ) -> Client:
     """Opens a session with a daemon.
 
@@ -97,6 +99,7 @@ def connect(
     (20 + 0.1 a row, at most 500), 0 sleeps at once. timeout: of the handshake, in seconds. name: for the daemon's log.
     writable_arena: map the arena for writing too, which devices need that register no read-only memory (a stray write
     of this process can then spoil its own replies).
+    curve: keys of a tcp:// target; None takes the files that the variable ENGRAMD_CURVE names (see CurveKeys).
     Raises DaemonLost where nobody answers (it does not retry), Busy where the daemon takes no more sessions, and
     TypeError or ValueError for wrong arguments.
     """
@@ -108,8 +111,13 @@ def connect(
     name = text_or_none("name", name)
     if "://" in address or address.startswith("ipc-control:"):
         from .control_client import ControlClient
+        from .curve import CurveKeys
 
-        return ControlClient(address, timeout)
+        if address.startswith("tcp://") and curve is None:
+            curve = CurveKeys.from_environment()
+        return ControlClient(address, timeout, curve)
+    if curve is not None:
+        raise ValueError(f"curve is for tcp:// targets, not for the socket {address}")
     from .ring_client import RingClient
 
     return RingClient(

@@ -16,9 +16,11 @@ from typing import Any
 
 import msgpack
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from . import errors
 from .arguments import deadline_of
+from .curve import CurveKeys
 from .errors import Busy, DaemonLost, EngramError, RequestTimeout, RowIdError
 
 PROTOCOL_VERSION = 1
@@ -42,7 +44,10 @@ _ERRORS: dict[str, type[EngramError]] = {
         errors.ReadFailed,
     )
 }
-_LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+_REFUSAL_EVENTS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | _REFUSAL_EVENTS
 
 _context: zmq.Context[Any] | None = None
 _context_lock = threading.Lock()
@@ -69,16 +74,27 @@ os.register_at_fork(after_in_child=_start_over_in_child)
 class _Link:
     """One socket and its monitor. Used by one request at a time."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: CurveKeys | None) -> None:
         self.socket = _shared_context().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if keys is not None:
+            keys.apply(self.socket)
         self.monitor = self.socket.get_monitor_socket(_LOSS_EVENTS)
         self.socket.connect(endpoint)
 
     def is_lost(self) -> bool:
         return bool(self.monitor.poll(0))
+
+    def loss(self, target: str) -> str:
+        """In words, once is_lost()."""
+        if recv_monitor_message(self.monitor)["event"] & _REFUSAL_EVENTS:
+            return (
+                f"the daemon at {target} does not let this client in: tcp:// takes the daemon's public key and a key "
+                "of the client's own that the daemon knows (connect(curve=...))"
+            )
+        return f"lost the daemon at {target}, or nobody answers there"
 
     def wait(self, timeout_ms: int) -> bool:
         """Whether a reply or a loss is there."""
@@ -118,8 +134,9 @@ class ControlRequest:
                 self.drop()
                 raise EngramError(f"the client of {self._channel.target} is closed")
             if link.is_lost():
+                text = link.loss(self._channel.target)
                 self.drop()
-                raise DaemonLost(f"lost the daemon at {self._channel.target}, or nobody answers there")
+                raise DaemonLost(text)
             if deadline is not None and time.monotonic() >= deadline:
                 raise RequestTimeout(f"{self._channel.target}: no reply within {timeout} s")
         frames = link.socket.recv_multipart(copy=False)
@@ -149,10 +166,11 @@ class ControlRequest:
 class ControlChannel:
     """Requests to one daemon. Any number of threads."""
 
-    def __init__(self, endpoint: str, target: str) -> None:
+    def __init__(self, endpoint: str, target: str, keys: CurveKeys | None = None) -> None:
         self.target = target
         self.is_closed = False
         self._endpoint = endpoint
+        self._keys = keys
         self._idle: list[_Link] = []  # a stack; list operations are atomic
         self._numbers = itertools.count(1)
 
@@ -216,7 +234,7 @@ class ControlChannel:
             # Its daemon is gone. The request goes out on a fresh link: nothing was in flight that could be lost.
             link.close()
         try:
-            return _Link(self._endpoint)
+            return _Link(self._endpoint, self._keys)
         except zmq.ZMQError as error:
             if error.errno == errno.EMFILE:
                 raise Busy(f"{self.target}: too many requests in flight or open files: {error}") from error

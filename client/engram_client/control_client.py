@@ -10,6 +10,7 @@ from typing import Any
 from .client import Client
 from .control import ControlChannel
 from .control_table import ControlTable
+from .curve import CurveKeys
 from .errors import EngramError
 from .layer import LayerInfo, check_identity, check_wish, select_layer
 
@@ -19,7 +20,7 @@ LOCAL_PREFIX = "ipc-control:"
 class ControlClient(Client):
     """See Client. `target` is "tcp://host:port" or "ipc-control:PATH"."""
 
-    def __init__(self, target: str, timeout: float) -> None:
+    def __init__(self, target: str, timeout: float, keys: CurveKeys | None) -> None:
         if target.startswith(LOCAL_PREFIX):
             self._endpoint = "ipc://" + target.removeprefix(LOCAL_PREFIX)
         elif target.startswith("tcp://"):
@@ -29,7 +30,8 @@ class ControlClient(Client):
         self.target = target
         self._timeout = timeout
         self._closed = False
-        self.channel = ControlChannel(self._endpoint, target)
+        self._keys = keys
+        self.channel = ControlChannel(self._endpoint, target, keys)
         self.max_ticket_rows = 0
         self._start_counting()
         self.layers()
@@ -73,7 +75,7 @@ class ControlClient(Client):
     def _start_over_in_child(self) -> None:
         self._start_counting()
         closed = self.channel.is_closed
-        self.channel = ControlChannel(self._endpoint, self.target)
+        self.channel = ControlChannel(self._endpoint, self.target, self._keys)
         self.channel.is_closed = closed
 
 

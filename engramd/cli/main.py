@@ -27,6 +27,7 @@ VERBS = {
     "doctor": "check what of this machine stands in the way",
     "bench": "measure on this machine",
     "reload": "take a table's newest generation, or the configuration file, into use",
+    "keygen": "make a key pair for the TCP endpoint",
     "budget": "change a running daemon's DRAM budget",
     "record": "sample a running daemon's row ids into a file",
     "plan": "how much DRAM a stream of look-ups needs",

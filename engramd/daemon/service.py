@@ -28,6 +28,7 @@ from engramd.sizes import format_size
 if TYPE_CHECKING:
     from engramd.daemon.administration import Administration
     from engramd.daemon.control import ControlEndpoint
+    from engramd.daemon.curve import ClientKeys, CurveGate
     from engramd.daemon.http_endpoint import Health
     from engramd.daemon.reconfigure import Change, Done
     from engramd.daemon.session_quota import SessionQuota
@@ -52,6 +53,7 @@ def check(settings: Settings) -> str:
         _numa_placement(settings, tables)
         _check_state(settings)
         _check_placement(settings, tables)
+        _tcp_keys(settings)
         return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
     finally:
         for table in tables:
@@ -88,6 +90,7 @@ class Service:
         _check_memory(settings, tables)
         placement = _numa_placement(settings, tables)
         _LOG.info("NUMA: %s", placement.text)
+        self._tcp_keys = _tcp_keys(settings)
         # Native code is loaded only now: a wrong table or a taken socket is told without waiting for it.
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
@@ -120,7 +123,7 @@ class Service:
         cleanup.callback(self._ring.close)
         self._events = events.EventLog(self._engine, self._ring)
         self._selector.register(self._engine.event_descriptor, selectors.EVENT_READ, lambda: None)
-        self._endpoints: list[ControlEndpoint] = []
+        self._endpoints: list[ControlEndpoint | CurveGate] = []
         self._turn(0.0)  # a client that waits already gets its memory made while libzmq is loaded
         self._heat = HeatKeeper(self._engine, state_directory(settings.state))
         cleanup.callback(self._heat.close)
@@ -136,6 +139,7 @@ class Service:
 
         from engramd.daemon.administration import Administration
         from engramd.daemon.control import ControlEndpoint, Verbs
+        from engramd.daemon.curve import CurveGate
         from engramd.daemon.reconfigure import Reconfigure
         from engramd.daemon.stats import Statistics
         from engramd.daemon.worker_pool import WorkerPool
@@ -160,14 +164,17 @@ class Service:
         cleanup.callback(local.close)
         local.bind_listener(self._sockets.path, self._sockets.control.detach())
         self._endpoints.append(local)
-        if self._settings.tcp is not None:
+        if self._settings.tcp is not None and self._tcp_keys is not None:
+            gate = CurveGate(context, *self._tcp_keys)
+            cleanup.callback(gate.close)
             remote = ControlEndpoint(context, verbs, knows_peers=False)
             cleanup.callback(remote.close)
+            gate.secure(remote.socket)
             try:
                 remote.bind_tcp(self._settings.tcp)
             except zmq.ZMQError as error:
                 raise EngramdError(f"tcp {self._settings.tcp}: cannot be bound: {error.strerror}") from None
-            self._endpoints.append(remote)
+            self._endpoints += [gate, remote]
         for endpoint in self._endpoints:
             self._selector.register(endpoint.descriptor, selectors.EVENT_READ, lambda: None)
         if self._settings.metrics is not None:
@@ -335,6 +342,15 @@ def _check_placement(settings: Settings, tables: list[ServedTable]) -> None:
         engine.check_place(settings.dram_bytes, [])
     finally:
         engine.destroy()
+
+
+def _tcp_keys(settings: Settings) -> tuple[bytes, ClientKeys] | None:
+    """The keys of the TCP endpoint, where there is one. Raises EngramdError."""
+    if settings.tcp is None or settings.tcp_key is None or settings.tcp_clients is None:
+        return None  # `settings` has all three or no tcp
+    from engramd.daemon.curve import ClientKeys, read_secret_key
+
+    return read_secret_key(settings.tcp_key), ClientKeys(settings.tcp_clients)
 
 
 def _check_state(settings: Settings) -> None:

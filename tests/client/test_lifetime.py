@@ -354,12 +354,9 @@ def test_no_address_space(start_daemon: Any) -> None:
     assert "cannot map" in done.stdout
 
 
-def test_over_tcp(start_daemon: Any, connect: Any, rows_of: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    daemon = start_daemon(tcp=address)
-    client = connect(f"tcp://{address}")
+def test_over_tcp(start_daemon: Any, connect: Any, rows_of: Any, tcp: Any) -> None:
+    daemon = start_daemon(**tcp.flags)
+    client = connect(f"tcp://{tcp.address}", curve=tcp.curve)
     ids = np.random.default_rng(0).integers(-1, 1000, (500, 24))
     assert (client.table(layer=14).fetch(ids) == rows_of(ids, 14)).all()
     assert client.stats()["pid"] == daemon.pid

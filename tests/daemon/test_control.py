@@ -336,19 +336,6 @@ def test_administration_is_refused_to_another_uid(start_daemon: Any, control: An
     assert control(daemon.socket).request("ping")[0]["ok"]
 
 
-def test_tcp_serves_rows_but_no_administration(start_daemon: Any, control: Any, checkpoint: Path) -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
-        port = probe.bind_to_random_port("tcp://127.0.0.1")
-    daemon = start_daemon(tcp=f"127.0.0.1:{port}")
-    client = control(f"tcp://127.0.0.1:{port}")
-    reply, rest = client.request("fetch", ids32(5), table="demo", layer=14, width=4)
-    assert reply["ok"]
-    assert rest == [row_of(checkpoint, 14, 5)]
-    reply, _ = client.request("shutdown")
-    assert "not permitted" in reply["text"]
-    assert daemon.process.poll() is None
-
-
 def test_a_corrupt_page_is_an_error_and_one_line(
     start_daemon: Any, control: Any, engramd: Callable[..., Any], table: Path, tmp_path: Path
 ) -> None:

@@ -92,10 +92,10 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 
 def test_the_daemon_under_the_units_confinement(
-    sandbox: list[str], start_daemon: Any, load: Any, engramd: Callable[..., Any], tmp_path: Path, table: Path
+    sandbox: list[str], start_daemon: Any, load: Any, engramd: Callable[..., Any], tmp_path: Path, table: Path, tcp: Any
 ) -> None:
     """Everything it does: sessions, reads past the cache, a TCP endpoint, metrics, a new budget, heat, the end."""
-    tcp, metrics = free_port(), free_port()
+    metrics = free_port()
     state = tmp_path / "state"
     config = tmp_path / "engramd.toml"
     config.write_text(f'dram = "1MiB"\n[[table]]\nname = "demo"\npath = "{table}"\n')
@@ -103,7 +103,7 @@ def test_the_daemon_under_the_units_confinement(
         config=config,
         dram=None,
         state=state,
-        tcp=f"127.0.0.1:{tcp}",
+        **tcp.flags,
         metrics=f"127.0.0.1:{metrics}",
         wrapper=sandbox,
     )
@@ -118,7 +118,7 @@ def test_the_daemon_under_the_units_confinement(
     assert sum(layer["nvme_reads"] for layer in stats["tables"][0]["layers"]) > 0
     import engram_client
 
-    with engram_client.connect(f"tcp://127.0.0.1:{tcp}") as client:
+    with engram_client.connect(f"tcp://{tcp.address}", curve=tcp.curve) as client:
         assert client.table(layer=1).fetch([1, 2]).shape == (2, 264)
     config.write_text(f'dram = "64MiB"\n[[table]]\nname = "demo"\npath = "{table}"\n')
     assert engramd("reload", "--config", "--socket", daemon.socket).returncode == 0
