@@ -220,12 +220,14 @@ class Scrubber:
         files: Files,
         path: str,
     ) -> list[tuple[int, int | None]]:
-        """The bad pages among `count` pages. A read that fails is repeated page by page."""
+        """The bad pages among `count` pages. What cannot be read, or is wrong, is read once more, page by page: what
+        went wrong on the way is right then."""
         page_bytes = page_format.page_bytes
         try:
             if files.read_at(fd, target, offset, path) == len(target):
                 _, faults = page_format.verify(first, count, target)
-                return [(fault.page, fault.row) for fault in faults]
+                if not faults:
+                    return []
         except OSError:
             _LOG.debug("a read fails", exc_info=True)
         bad: list[tuple[int, int | None]] = []

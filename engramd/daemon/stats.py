@@ -27,6 +27,7 @@ _LAYER_COUNTERS = (
     "nvme_reads",
     "prefetch_reads",
     "background_reads",
+    "rereads",
 )
 
 

@@ -32,6 +32,7 @@ struct alignas(64) LayerCounters {
   Counter rows_unique;
   Counter nvme_reads;
   Counter prefetch_reads;
+  Counter rereads;
   std::array<Counter, ENGRAM_STATUS_COUNT> errors;
 };
 

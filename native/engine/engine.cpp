@@ -285,6 +285,7 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
       out.rows_unique += part.rows_unique.read();
       out.nvme_reads += part.nvme_reads.read();
       out.prefetch_reads += part.prefetch_reads.read();
+      out.rereads += part.rereads.read();
       for (std::uint32_t status = 0; status < ENGRAM_STATUS_COUNT; ++status) {
         out.errors[status] += part.errors[status].read();
       }

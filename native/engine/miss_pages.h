@@ -20,6 +20,7 @@ struct MissPage {
   std::uint32_t buffer = 0;
   std::int32_t error_number = 0;
   State state = State::waiting;
+  bool read_again = false;  // a row's checksum failed after the first read
 };
 
 // A position of the batch that waits; a list per page.
@@ -56,6 +57,12 @@ class MissPages {
   void add_row(std::uint32_t index, std::uint32_t position) {
     rows_.push_back({position, pages_[index].first_row});
     pages_[index].first_row = static_cast<std::uint32_t>(rows_.size());
+  }
+
+  // From here on only these positions wait for the page.
+  void keep_rows(std::uint32_t index, const std::vector<std::uint32_t>& positions) {
+    pages_[index].first_row = 0;
+    for (const std::uint32_t position : positions) add_row(index, position);
   }
 
   // Calls visit(position) for each position that waits for the page.

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "io/fault_reader.h"
+#include "io/page_reader.h"
 
 namespace engram {
 namespace {
@@ -22,20 +23,23 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-constexpr int kMaxAttempts = 16;
-
-// Reads all of it; 0 or an errno. Interrupted and refused reads are tried again.
-int read_fully(int file, std::uint8_t* buffer, std::uint64_t bytes, std::uint64_t offset) {
-  std::uint64_t done = 0;
-  int attempts = 0;
-  while (done < bytes) {
-    const ssize_t count = faulty_pread(file, buffer + done, bytes - done, static_cast<off_t>(offset + done));
-    if (count < 0 && (errno == EINTR || errno == EAGAIN) && ++attempts < kMaxAttempts) continue;
-    if (count < 0) return errno;
-    if (count == 0) return EIO;
-    done += static_cast<std::uint64_t>(count);
+// Reads all of it, with the workers' rules for what is tried again. False where it cannot be had.
+bool read_fully(int file, std::uint8_t* buffer, std::uint64_t bytes, std::uint64_t offset) {
+  PageRead read;
+  read.bytes = static_cast<std::uint32_t>(bytes);
+  while (true) {
+    const ssize_t count =
+        faulty_pread(file, buffer + read.done, read.bytes - read.done, static_cast<off_t>(offset + read.done));
+    if (finish_or_continue(read, count < 0 ? -errno : count)) return read.result == 0;
   }
-  return 0;
+}
+
+bool rows_ok(const Layer& layer, std::uint64_t page, const std::uint8_t* bytes) {
+  const std::uint32_t rows = layer.rows_in_page(page);
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    if (!layer.row_ok(bytes, page * layer.layout.rows_per_page + row, row)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -80,23 +84,20 @@ void ResidentLoader::load(Layer& layer, ResidentRows& resident) {
     const std::uint64_t count = std::min({run_pages, layer.pages() - first, to_stripe_end});
     const Layer::Place place = layer.place(first);
     // Without memory for large reads nothing is loaded; requests go on being served from the drive.
-    const int failure =
-        buffer == nullptr ? ENOMEM : read_fully(place.file, buffer.get(), count * layout.page_bytes, place.offset);
+    const bool arrived =
+        buffer != nullptr && read_fully(place.file, buffer.get(), count * layout.page_bytes, place.offset);
     layer.background_reads.fetch_add(count, std::memory_order_relaxed);
     for (std::uint64_t page = first; page < first + count; ++page) {
-      std::uint8_t* bytes = buffer.get() + (page - first) * layout.page_bytes;
-      const std::uint32_t rows = layer.rows_in_page(page);
-      bool good = failure == 0;
-      if (failure != 0 && buffer != nullptr) {
-        // One bad block fails the whole read: the pages around it are good.
-        good = read_fully(place.file, bytes, layout.page_bytes, place.offset + (page - first) * layout.page_bytes) == 0;
+      const std::uint64_t distance = (page - first) * layout.page_bytes;
+      std::uint8_t* bytes = buffer.get() + distance;
+      bool good = arrived && rows_ok(layer, page, bytes);
+      if (!good && buffer != nullptr) {
+        // Once more, by itself: one bad block fails the whole read, and what was wrong on the way is right now.
+        good = read_fully(place.file, bytes, layout.page_bytes, place.offset + distance) && rows_ok(layer, page, bytes);
         layer.background_reads.fetch_add(1, std::memory_order_relaxed);
       }
-      for (std::uint32_t row = 0; row < rows && good; ++row) {
-        good = layer.row_ok(bytes, page * layout.rows_per_page + row, row);
-      }
       if (good) {
-        resident.store_page(page, bytes, rows);
+        resident.store_page(page, bytes, layer.rows_in_page(page));
       } else {
         ++bad_pages;
       }

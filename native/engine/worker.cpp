@@ -11,6 +11,11 @@
 #include "ring/futex.h"
 
 namespace engram {
+namespace {
+
+constexpr std::int64_t kSmallMemoryNs = 10'000'000;  // a small batch is looked out for this long after the last one
+
+}  // namespace
 
 Worker::Worker(EngineShared& shared, const WorkerOptions& options)
     : shared_(shared), options_(options), stream_poll_(options.poll_permille), zero_row_(ENGRAM_MAX_ROW_BYTES) {
@@ -121,7 +126,8 @@ void Worker::run(std::string* error, std::atomic<int>* started) {
   while (!stop_.load(std::memory_order_relaxed)) {
     bool worked = has_mail_.load(std::memory_order_relaxed) && take_mail();
     worked |= take_requests();
-    worked |= look_up_next_large();
+    // The drive first: it must not idle while rows are looked up whose pages come later.
+    if (!reads_due_) worked |= look_up_next_large();
     worked |= submit_reads();
     worked |= reap_reads();
     if (!worked) worked = count_distinct_step();
@@ -182,8 +188,9 @@ void Worker::sleep() {
         stop_.load(std::memory_order_seq_cst) || anything_submitted()) {
       break;
     }
-    // While a small batch waits, every completion may be its last.
-    const std::uint32_t several = small_open_ > 0 || polls ? 1 : std::clamp(in_flight / 8, 1u, 8u);
+    // While a small batch waits, every completion may be its last; and a doorbell ends a wait for one completion only.
+    const bool expects_small = small_open_ > 0 || monotonic_ns() - last_small_ns_ < kSmallMemoryNs;
+    const std::uint32_t several = expects_small || polls ? 1 : std::clamp(in_flight / 8, 1u, 8u);
     const std::int64_t at_most_ns = polls ? stream_poll_.begin_sleep() : -1;
     if (at_most_ns == 0) {
       sched_yield();

@@ -175,7 +175,8 @@ class Worker {
   PageQueue* next_queue_to_read();
   bool reap_reads();
   void finish_read(InFlight& flight);
-  void serve_position(Batch& batch, const MissPage& page, const std::uint8_t* buffer, std::uint32_t position);
+  void read_again(InFlight& flight);
+  bool serve_position(Batch& batch, const MissPage& page, const std::uint8_t* buffer, std::uint32_t position);
   void fail_position(Batch& batch, std::uint64_t page, std::uint32_t position, std::uint32_t status,
                      std::int32_t error_number);
 
@@ -199,6 +200,7 @@ class Worker {
   std::mutex reader_mutex_;        // guards the pointer against wake() from other threads at start and stop
   std::vector<InFlight> flights_;  // by buffer
   std::vector<std::uint32_t> free_buffers_;
+  std::vector<std::uint32_t> wrong_positions_;  // of the page at hand: their checksum failed
   std::vector<std::unique_ptr<RingSession>> sessions_;
   std::size_t next_session_ = 0;                 // round robin
   std::vector<std::unique_ptr<Batch>> batches_;  // owns the open ones
@@ -208,6 +210,7 @@ class Worker {
   PageQueue small_pages_;
   PageQueue large_pages_;
   PageQueue prefetch_pages_;
+  bool reads_due_ = false;                              // more pages could go to the drive at once
   std::uint32_t small_turns_ = 0;                       // small batches' turns since a large one that waits had its own
   std::atomic<std::uint64_t> prefetch_rows_queued_{0};  // written by the worker's thread alone
   std::uint32_t small_open_ = 0;                        // small batches that wait for reads
@@ -221,6 +224,7 @@ class Worker {
   StreamPoll stream_poll_;
   std::vector<std::uint8_t> zero_row_;
   std::int64_t last_demand_ns_ = 0;  // when a fetch was last taken
+  std::int64_t last_small_ns_ = 0;   // when a small one was
 };
 
 }  // namespace engram

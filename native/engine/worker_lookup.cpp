@@ -139,10 +139,17 @@ void Worker::find_duplicates(Batch& batch) {
 void Worker::miss(Batch& batch, std::uint32_t position) {
   const std::uint64_t page_number = batch.layer->page_of(static_cast<std::uint64_t>(batch.ids[position]));
   const std::uint32_t index = batch.pages.find_or_add(page_number);
-  const MissPage& page = batch.pages.at(index);
+  MissPage& page = batch.pages.at(index);
   switch (page.state) {
     case MissPage::State::arrived:
-      serve_position(batch, page, buffers_->at(page.buffer), position);
+      if (serve_position(batch, page, buffers_->at(page.buffer), position)) break;
+      if (page.read_again) {
+        fail_position(batch, page.page, position, ENGRAM_STATUS_PAGE_CORRUPT, 0);
+        break;
+      }
+      ++batch.pages_open;
+      batch.pages.keep_rows(index, {position});
+      read_again(flights_[page.buffer]);
       break;
     case MissPage::State::failed:
       fail_position(batch, page.page, position, ENGRAM_STATUS_READ_FAILED, page.error_number);

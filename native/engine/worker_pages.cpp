@@ -7,7 +7,9 @@
 namespace engram {
 namespace {
 
-constexpr std::uint32_t kPagesPerTurn = 16;           // of one large batch before the next one's turn
+constexpr std::uint32_t kPagesPerTurn = 16;           // of one batch before the next one's turn
+constexpr std::uint32_t kReadsPerTurn = 16;           // handed over before new requests are looked for: tens of us
+constexpr std::uint32_t kReapedPerTurn = 32;          // the same for completions
 constexpr std::uint32_t kSmallTurns = 7;              // before a large batch that waits has its turn
 constexpr std::int64_t kDemandMemoryNs = 10'000'000;  // prefetch makes itself small this long after a fetch
 
@@ -50,12 +52,15 @@ bool Worker::submit_reads() {
     const bool demand_lately = monotonic_ns() - last_demand_ns_ < kDemandMemoryNs;
     prefetch_pages_.in_flight_limit = std::max(1u, demand_lately ? cap / 4 : cap - cap / 8);
   }
-  while (PageQueue* queue = next_queue_to_read()) {
+  std::uint32_t turn_left = kReadsPerTurn;
+  PageQueue* queue = nullptr;
+  while (turn_left > 0 && (queue = next_queue_to_read()) != nullptr) {
     Batch* batch = queue->batches.front();
     queue->batches.pop();
     std::uint32_t in_flight = in_flight_.load(std::memory_order_relaxed);
     for (std::uint32_t turn = 0; turn < kPagesPerTurn && batch->next_page < batch->pages.size(); ++turn) {
-      if (free_buffers_.empty() || in_flight >= queue->in_flight_limit) break;
+      if (turn_left == 0 || free_buffers_.empty() || in_flight >= queue->in_flight_limit) break;
+      --turn_left;
       MissPage& page = batch->pages.at(batch->next_page);
       const std::uint32_t buffer = free_buffers_.back();
       free_buffers_.pop_back();
@@ -81,6 +86,7 @@ bool Worker::submit_reads() {
     }
     submitted = true;
   }
+  reads_due_ = turn_left == 0;
   if (submitted) reader_->flush();
   return submitted;
 }
@@ -88,8 +94,8 @@ bool Worker::submit_reads() {
 bool Worker::reap_reads() {
   std::uint32_t count = 0;
   if (in_flight_.load(std::memory_order_relaxed) != 0 || reader_->is_io_uring()) {
-    PageRead* reads[64];
-    count = reader_->reap(reads, 64);
+    PageRead* reads[kReapedPerTurn];
+    count = reader_->reap(reads, kReapedPerTurn);
     for (std::uint32_t i = 0; i < count; ++i) finish_read(flights_[reads[i]->buffer]);
   }
   if (retire_later_) {
@@ -106,7 +112,18 @@ void Worker::finish_read(InFlight& flight) {
   const std::uint32_t buffer = flight.read.buffer;
   if (flight.read.result == 0) {
     const std::uint8_t* bytes = buffers_->at(buffer);
-    batch.pages.visit_rows(page, [&](std::uint32_t position) { serve_position(batch, page, bytes, position); });
+    wrong_positions_.clear();
+    batch.pages.visit_rows(page, [&](std::uint32_t position) {
+      if (!serve_position(batch, page, bytes, position)) wrong_positions_.push_back(position);
+    });
+    if (!wrong_positions_.empty() && !page.read_again) {
+      batch.pages.keep_rows(flight.page, wrong_positions_);
+      read_again(flight);
+      return;
+    }
+    for (const std::uint32_t position : wrong_positions_) {
+      fail_position(batch, page.page, position, ENGRAM_STATUS_PAGE_CORRUPT, 0);
+    }
     page.state = batch.looked_up ? MissPage::State::done : MissPage::State::arrived;
   } else {
     page.error_number = -flight.read.result;
@@ -123,15 +140,29 @@ void Worker::finish_read(InFlight& flight) {
   }
 }
 
-// Checks the row, copies it to its place, offers it to the cache.
-void Worker::serve_position(Batch& batch, const MissPage& page, const std::uint8_t* buffer, std::uint32_t position) {
+// A row's checksum failed. What was wrong on the way (a bus, the drive's own memory) is right the second time; what
+// lies wrong on the drive is not, and fails the request then. Its buffer, and its place among the reads in flight,
+// stay.
+void Worker::read_again(InFlight& flight) {
+  Batch& batch = *flight.batch;
+  MissPage& page = batch.pages.at(flight.page);
+  page.read_again = true;
+  page.state = MissPage::State::in_flight;
+  flight.read.done = 0;
+  flight.read.attempts = 0;
+  ++batch.page_reads;
+  batch.layer->counters[options_.index].rereads.add(1);
+  in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  reader_->submit(&flight.read);
+  reader_->flush();
+}
+
+// Checks the row, copies it to its place, offers it to the cache. False where the check fails.
+bool Worker::serve_position(Batch& batch, const MissPage& page, const std::uint8_t* buffer, std::uint32_t position) {
   const Layer& layer = *batch.layer;
   const auto row = static_cast<std::uint64_t>(batch.ids[position]);
   const auto index = static_cast<std::uint32_t>(row - page.page * layer.layout.rows_per_page);
-  if (!layer.row_ok(buffer, row, index)) {
-    fail_position(batch, page.page, position, ENGRAM_STATUS_PAGE_CORRUPT, 0);
-    return;
-  }
+  if (!layer.row_ok(buffer, row, index)) return false;
   const std::uint8_t* bytes = buffer + layer.layout.row_offset(index);
   if (!batch.prefetch) batch.destination.put(position, bytes);
   const bool duplicate = batch.has_duplicates && batch.first[position] != position;
@@ -139,6 +170,7 @@ void Worker::serve_position(Batch& batch, const MissPage& page, const std::uint8
   if (cache != nullptr && !duplicate) {
     cache->admit(RowCache::key(layer.handle, row), bytes, batch.warm);
   }
+  return true;
 }
 
 void Worker::fail_position(Batch& batch, std::uint64_t page, std::uint32_t position, std::uint32_t status,

@@ -266,6 +266,7 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
   if (!batch.all_in_dram) batch.missed.assign(count, 0);
 
   if (count <= kSmallRows) {
+    last_small_ns_ = last_demand_ns_;
     while (!batch.looked_up) look_up_block(batch);
     if (batch.finished()) {
       complete(&batch);

@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <string_view>
@@ -41,8 +42,14 @@ struct Plan {
   std::uint64_t seed = 1;
   std::uint64_t eio_at = 0;
   std::uint64_t slow_ms = 20;
+  double lasting = 0;
   std::string stale_file;
 };
+
+// Kinds that deliver a wrong page, as opposed to none or a late one.
+bool is_wrong(Kind kind) {
+  return kind == kFlip || kind == kTorn || kind == kMisdirected || kind == kLayer || kind == kStale;
+}
 
 template <typename Number>
 bool parse_number(std::string_view text, Number& number) {
@@ -66,6 +73,8 @@ bool parse(const std::string& text, Plan& plan, std::string& error) {
       good = parse_number(value, plan.eio_at);
     } else if (key == "slow_ms") {
       good = parse_number(value, plan.slow_ms);
+    } else if (key == "lasting") {
+      good = parse_number(value, plan.lasting) && plan.lasting >= 0 && plan.lasting <= 1;
     } else if (key == "stale_file") {
       plan.stale_file = value;
       good = !value.empty();
@@ -199,6 +208,13 @@ class FaultReader final : public PageReader {
     const std::uint64_t number = faults().next_read();
     Kind kind = choose(plan);
     if (number == plan.eio_at) kind = kEio;
+    const auto decided = after_wrong_.find({read->file, read->offset});
+    if (decided != after_wrong_.end()) {
+      kind = decided->second;
+      after_wrong_.erase(decided);
+    } else if (is_wrong(kind)) {
+      after_wrong_[{read->file, read->offset}] = random_.unit() < plan.lasting ? kind : kKinds;
+    }
     switch (kind) {
       case kShort:
         if (read->bytes <= kBlock) break;
@@ -366,7 +382,8 @@ class FaultReader final : public PageReader {
   const PageBuffers& buffers_;
   Random random_;
   std::unordered_map<PageRead*, Flight> flights_;
-  std::vector<PageRead*> refused_;  // never sent
+  std::map<std::pair<int, std::uint64_t>, Kind> after_wrong_;  // by file and offset: what the next read is to be
+  std::vector<PageRead*> refused_;                             // never sent
   std::vector<Held> held_;
   std::vector<int> files_;
   int stale_ = -1;

@@ -13,6 +13,8 @@
 //   layer                      rate of reads that deliver the page of another file that is served
 //   stale                      rate of reads that deliver the page at the same place of stale_file=PATH
 //   slow                       rate of reads that are held back for slow_ms=N (default 20)
+//   lasting                    share of wrong pages that are wrong at the next read too; the others are right then
+//                              (default 0)
 #pragma once
 
 #include <sys/types.h>

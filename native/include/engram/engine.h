@@ -97,6 +97,7 @@ typedef struct engram_layer_counters {
   uint64_t nvme_reads;
   uint64_t prefetch_reads;
   uint64_t background_reads;
+  uint64_t rereads; /* pages read a second time because a row's checksum failed; in nvme_reads and prefetch_reads too */
   uint64_t errors[12]; /* requests, by ENGRAM_STATUS_* */
 } engram_layer_counters;
 
