@@ -20,17 +20,19 @@ from bench import (  # noqa: E402
     cache_quality,
     dram,
     drive,
+    heat_restart,
     metrics_cost,
     mixed_load,
     offline,
     real_text,
+    record_cost,
     round_trip,
     warm_start,
 )
 from bench.environment import Settings, Table, make_table  # noqa: E402
 from engramd.measure.report import REPETITIONS, Question, progress  # noqa: E402
 
-QUESTIONS = "abcdefghk"
+QUESTIONS = "abcdefghijk"
 
 
 def main() -> int:
@@ -79,6 +81,8 @@ def main() -> int:
         "f": lambda: mixed_load.measure(settings, large()),
         "g": lambda: offline.measure(settings, large()),
         "h": lambda: metrics_cost.measure(settings, small()),
+        "i": lambda: record_cost.measure(settings, small()),
+        "j": lambda: heat_restart.measure(settings, large()),
         "k": lambda: warm_start.measure(settings),
     }
     machine = (

@@ -21,6 +21,7 @@ from engramd.errors import EngramdError
 ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
 START_DEADLINE_S = 120.0
 RESIDENT_DEADLINE_S = 600.0
+ANSWER_DEADLINE_S = 60.0  # a machine that loads a table at full speed answers late
 STOP_DEADLINE_S = 60.0
 
 
@@ -93,7 +94,7 @@ class Daemon:
 
     def wait_until_resident(self) -> None:
         """Returns once all rows are in DRAM. Raises EngramdError where that takes too long."""
-        with ControlClient(self.socket) as control:
+        with ControlClient(self.socket, ANSWER_DEADLINE_S) as control:
             deadline = time.monotonic() + RESIDENT_DEADLINE_S
             while any(layer["tier"] != "resident" for layer in layers_of(control.ask("stats")["stats"])):
                 if time.monotonic() > deadline:
