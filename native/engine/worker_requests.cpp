@@ -302,6 +302,7 @@ void Worker::count_request(Batch& batch) {
 void Worker::complete(Batch* batch) {
   engram_failure outcome = batch->failure;
   if (outcome.status == ENGRAM_STATUS_EMPTY) outcome.status = ENGRAM_STATUS_OK;
+  bool distinct_later = false;
   if (batch->prefetch) {
     if (batch->layer != nullptr) {
       if (batch->warm) {
@@ -320,12 +321,13 @@ void Worker::complete(Batch* batch) {
     if (batch->knows_duplicates) {
       counters.rows_unique.add(batch->rows_distinct);
     } else {
-      count_distinct_later(*batch);
+      distinct_later = true;
     }
     counters.nvme_reads.add(batch->page_reads);
     if (batch->session != nullptr) batch->session->counters->rows.add(batch->row_count());
   }
   if (batch->session != nullptr || batch->local != nullptr) answer(*batch, outcome);
+  if (distinct_later) count_distinct_later(*batch);  // takes the ids, whose number the answer needs
   if (batch->placement != nullptr) batch->layer->end_use();
 
   const auto place =

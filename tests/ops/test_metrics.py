@@ -3,7 +3,6 @@ else tells machines about the daemon: the log as JSON, the service manager's soc
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -22,34 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engramd.metrics.exposition import METRICS, exposition
 
 from .conftest import free_port
-
-
-def get(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
-    """(status, content type, body)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request(method, path)
-        reply = connection.getresponse()
-        return reply.status, reply.headers["Content-Type"], reply.read().decode()
-    finally:
-        connection.close()
-
-
-def scrape(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Samples by name and labels, as Prometheus' parser reads them."""
-    status, content_type, text = get(port, "/metrics")
-    assert status == 200
-    assert content_type.startswith("text/plain; version=0.0.4")
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def total(samples: dict[tuple[str, tuple[tuple[str, str], ...]], float], name: str, **labels: str) -> float:
-    found = [value for (one, its), value in samples.items() if one == name and labels.items() <= dict(its).items()]
-    return sum(found)
+from .scraping import get, scrape, total
 
 
 def test_counters_add_up_in_stats_and_metrics(start_daemon: Any, load: Any, engramd: Callable[..., Any]) -> None:
