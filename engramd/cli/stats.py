@@ -133,7 +133,11 @@ def report(stats: dict[str, Any]) -> str:
         _aligned(
             ["rows", "requests", "p50 us", "p99 us", "p99.9 us"],
             [
-                [name, f"{one['count']:,}", f"{one['p50']:,.1f}", f"{one['p99']:,.1f}", f"{one['p999']:,.1f}"]
+                [
+                    name,
+                    f"{one['count']:,}",
+                    *(f"{one[p]:,.1f}" if one["count"] else "-" for p in ("p50", "p99", "p999")),
+                ]
                 for name, one in stats["latency_us"].items()
             ],
         )
