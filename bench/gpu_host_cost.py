@@ -78,7 +78,8 @@ def measure(socket: str, library: ctypes.CDLL, rows: int, rounds: int) -> None:
 
             def fetch(number: int) -> None:
                 before = device.timing.store_wait_s
-                device.fetch(batches[number % 16], out, stream)
+                # Other rows than the bare fetch before it has just brought into the CPU's caches.
+                device.fetch(batches[(number + 8) % 16], out, stream)
                 waited.append(device.timing.store_wait_s - before)
 
             for number in range(50):

@@ -54,8 +54,8 @@ MUTATIONS = {
         f"{STREAM}::test_a_stream_fetches_by_itself",
     ),
     "ids changed in flight: read before they have arrived": (
-        "device_table.py",
-        "            driver.synchronize_event(event)\n",
+        "device_ids.py",
+        "        driver.synchronize_event(self._event)\n",
         "",
         f"{HOST}::test_ids_may_lie_in_device_memory",
     ),
@@ -81,8 +81,8 @@ MUTATIONS = {
     ),
     "ticket released before its copy is done": (
         "device_table.py",
-        "            self._in_flight.append((event, ticket))\n",
-        "            self._spare_events.append(event)\n            ticket.release()\n",
+        "        self._in_flight.append((event, ticket))\n",
+        "        self._spare_events.append(event)\n        ticket.release()\n",
         f"{HOST}::test_a_reply_stays_until_its_copy_is_done",
     ),
     "status not read": (

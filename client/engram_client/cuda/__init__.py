@@ -7,7 +7,8 @@ with DeviceTable(client.table("demo", layer=1), "cuda:0", max_rows=12288) as tab
 
 from __future__ import annotations
 
-from .device_table import DeviceTable, DeviceTicket, Timing, rank_columns
+from .device_table import DeviceTable, Timing, rank_columns
+from .device_ticket import DeviceTicket
 from .driver import GpuError
 from .stream_lane import StreamLane
 

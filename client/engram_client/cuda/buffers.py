@@ -22,6 +22,8 @@ class DeviceArray(NamedTuple):
 
 def is_device_array(value: object) -> bool:
     """Whether the object lies in device memory (host tensors and arrays do not; a plain address counts as neither)."""
+    if isinstance(value, np.ndarray):
+        return False
     if hasattr(value, "data_ptr"):
         return bool(getattr(value, "is_cuda", True))
     return hasattr(value, "__cuda_array_interface__")
@@ -72,6 +74,8 @@ def _from_interface(interface: dict[str, Any], what: str) -> DeviceArray:
 
 def output_address(value: Any, size_bytes: int, what: str) -> int:
     """The address of memory for exactly `size_bytes`. Raises ValueError where the object says another size."""
+    if type(value) is int and value > 0:
+        return value
     array = device_array(value, what)
     if array.nbytes is not None and array.nbytes != size_bytes:
         raise ValueError(f"{what} has {array.nbytes} bytes, the rows have {size_bytes}")
@@ -83,13 +87,13 @@ def stream_handle(stream: Any, near: object = None) -> int:
 
     None: torch's current stream where `near` is a torch tensor, else the default stream.
     """
+    if type(stream) is int:
+        return stream
     if stream is None:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(near, torch.Tensor):
             return int(torch.cuda.current_stream(near.device).cuda_stream)
         return 0
-    if isinstance(stream, int):
-        return stream
     for name in ("cuda_stream", "ptr", "handle"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):

@@ -7,23 +7,24 @@ is released once its copy is done, which the next calls notice, so one batch's c
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from .._native import ffi
 from ..arrays import Ids, Layout
 from ..errors import Busy, EngramError
 from ..ring_table import RingTable, RingTicket
 from ..table import Table
-from .buffers import device_array, is_device_array, output_address, stream_handle
-from .driver import Driver, GpuError, open_driver
+from .buffers import is_device_array, output_address, stream_handle
+from .closing import Closing
+from .device_ids import DeviceIds
+from .device_ticket import DeviceTicket
+from .driver import open_driver
+from .driver_base import Driver, GpuError
 from .registration import Registration, registration_of
 from .stream_lane import StreamLane
 
@@ -45,56 +46,7 @@ class Timing:
     copies_wait_s: float = 0.0
 
 
-class DeviceTicket:
-    """A batch on its way into device memory: from DeviceTable.submit() on. wait() enqueues its copy."""
-
-    __slots__ = ("_out", "_pieces", "_rows", "_stream", "_table", "_ticket")
-
-    def __init__(
-        self,
-        table: DeviceTable,
-        ticket: RingTicket | None,
-        rows: int,
-        pieces: list[tuple[int, int]],
-        out: Any,
-        stream: int,
-    ) -> None:
-        self._table = table
-        self._ticket = ticket
-        self._rows = rows
-        self._pieces = pieces
-        self._out = out
-        self._stream = stream
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Waits for the reply, enqueues the copy, and returns the `out` given to submit().
-
-        The rows are there in the order of the stream: for what is enqueued on it afterwards. Waiting again does
-        nothing. timeout: of the daemon's reply, in seconds; after RequestTimeout it may be called again.
-        Raises what Ticket.wait() raises (nothing is copied then), and GpuError.
-        """
-        ticket = self._ticket
-        if ticket is not None:
-            self._table._finish(ticket, self._pieces, self._stream, timeout)
-            self._ticket = None
-        return self._out
-
-    def release(self) -> None:
-        """Gives up a batch that was not waited for. What wait() has enqueued goes on."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-class DeviceTable:
+class DeviceTable(Closing):
     """A table whose rows go to one GPU. One thread at a time; threads make one each, and share the registration.
 
     table: of a client over the ring. device: a number, "cuda:N", "hip:N" or a torch.device. max_rows: most rows of one
@@ -116,7 +68,6 @@ class DeviceTable:
     ) -> None:
         self._in_flight: deque[tuple[int, RingTicket]] = deque()
         self._spare_events: list[int] = []
-        self._staging = 0
         self._is_open = False
         self._registration: Registration | None = None
         if not isinstance(table, RingTable):
@@ -143,6 +94,7 @@ class DeviceTable:
             shapes = table._split_shapes((), layout)
             self._piece_bytes = [shape[-1] for shape in shapes]
         self.driver: Driver = open_driver(device)
+        self._device_ids = DeviceIds(self.driver)
         self._is_open = True
         entered = self.driver.enter()
         try:
@@ -166,7 +118,16 @@ class DeviceTable:
 
         Returns once the copy is enqueued. timeout: of the daemon's reply, in seconds.
         """
-        return self.submit(ids, out, stream, ids_shape=ids_shape, ids_dtype=ids_dtype).wait(timeout)
+        outputs = self._outputs(out)
+        handle = stream_handle(stream, outputs[0])
+        entered = self.driver.enter()
+        try:
+            ticket, pieces = self._begin(ids, outputs, handle, ids_shape, ids_dtype)
+            if ticket is not None:
+                self._finish(ticket, pieces, handle, timeout)
+        finally:
+            self.driver.leave(entered)
+        return out
 
     def submit(
         self,
@@ -186,38 +147,53 @@ class DeviceTable:
         __cuda_array_interface__, or an address, which is trusted. stream: a handle, or an object that has one.
         Raises RowIdError, ValueError, TypeError, Busy, DaemonLost, GpuError and what Table.submit() raises.
         """
+        outputs = self._outputs(out)
+        handle = stream_handle(stream, outputs[0])
+        entered = self.driver.enter()
+        try:
+            ticket, pieces = self._begin(ids, outputs, handle, ids_shape, ids_dtype)
+        finally:
+            self.driver.leave(entered)
+        return DeviceTicket(self, ticket, pieces, out, handle)
+
+    def _outputs(self, out: Any) -> tuple[Any, ...]:
         if not self._is_open:
             raise EngramError("the DeviceTable is closed")
         outputs = (out,) if self.layout == "packed" else tuple(out)
         if len(outputs) != len(self._piece_bytes):
             raise ValueError("out must be a pair (values, scales) in split layout")
-        handle = stream_handle(stream, outputs[0])
-        driver = self.driver
-        entered = driver.enter()
-        try:
-            if driver.is_capturing(handle):
-                raise GpuError(
-                    "the stream is being captured into a graph, where the host cannot wait: use a StreamLane, or fetch "
-                    "before the capture"
-                )
-            if ids_shape is not None or is_device_array(ids):
-                ids = self._ids_from_device(ids, ids_shape, ids_dtype, handle)
-            array = self._selected(ids)
-            rows = array.size
-            if rows > self.max_rows:
-                raise ValueError(f"{rows} rows are more than this table's max_rows of {self.max_rows}")
-            pieces = [
-                (output_address(output, rows * size_bytes, "out"), rows * size_bytes)
-                for output, size_bytes in zip(outputs, self._piece_bytes, strict=True)
-                if rows
-            ]
-            self._reap()
-            while len(self._in_flight) >= self._depth:
-                self._wait_for_oldest()
-            ticket = self._submit(array) if rows else None
-        finally:
-            driver.leave(entered)
-        return DeviceTicket(self, ticket, rows, pieces, out, handle)
+        return outputs
+
+    def _begin(
+        self, ids: Any, outputs: tuple[Any, ...], stream: int, ids_shape: tuple[int, ...] | None, ids_dtype: Any
+    ) -> tuple[RingTicket | None, list[tuple[int, int]]]:
+        """Checks and sends a batch: its ticket (None where it is empty), and address and bytes of each piece.
+
+        The device is current.
+        """
+        if self.driver.is_capturing(stream):
+            raise GpuError(
+                "the stream is being captured into a graph, where the host cannot wait: use a StreamLane, or fetch "
+                "before the capture"
+            )
+        if ids_shape is not None or is_device_array(ids):
+            started = time.perf_counter()
+            ids = self._device_ids.copy(ids, ids_shape, ids_dtype, stream)
+            self.timing.ids_wait_s += time.perf_counter() - started
+        array = self._selected(ids)
+        rows = array.size
+        if rows > self.max_rows:
+            raise ValueError(f"{rows} rows are more than this table's max_rows of {self.max_rows}")
+        if rows == 0:
+            return None, []
+        pieces = [
+            (output_address(output, rows * size_bytes, "out"), rows * size_bytes)
+            for output, size_bytes in zip(outputs, self._piece_bytes, strict=True)
+        ]
+        self._reap()
+        while len(self._in_flight) >= self._depth:
+            self._wait_for_oldest()
+        return self._submit(array), pieces
 
     def _selected(self, ids: Any) -> Ids:
         array = self.table._as_ids(ids)
@@ -238,72 +214,29 @@ class DeviceTable:
                 self._wait_for_oldest()
 
     def _finish(self, ticket: RingTicket, pieces: list[tuple[int, int]], stream: int, timeout: float | None) -> None:
-        """Waits for a reply and enqueues its copies."""
+        """Waits for a reply and enqueues its copies. The device is current."""
         started = time.perf_counter()
         source = ticket.wait_address(timeout)
         timing = self.timing
         timing.store_wait_s += time.perf_counter() - started
         timing.batches += 1
         driver = self.driver
-        entered = driver.enter()
+        session = ticket._binding.session
+        if self._registration is None or self._registration.session is not session:
+            self._registration = registration_of(session, driver)
+        event = self._spare_events.pop() if self._spare_events else driver.create_event()
         try:
-            session = ticket._binding.session
-            if self._registration is None or self._registration.session is not session:
-                self._registration = registration_of(session, driver)
-            event = self._spare_events.pop() if self._spare_events else driver.create_event()
-            try:
-                for target, size_bytes in pieces:
-                    driver.copy_to_device(target, source, size_bytes, stream)
-                    source += size_bytes
-                driver.record_event(event, stream)
-            except GpuError:
-                # A first copy may be under way although what came after it was refused.
-                driver.destroy_event(event)
-                with contextlib.suppress(GpuError):
-                    driver.synchronize_stream(stream)
-                raise
-            self._in_flight.append((event, ticket))
-        finally:
-            driver.leave(entered)
-
-    def _ids_from_device(self, ids: Any, shape: tuple[int, ...] | None, dtype: Any, stream: int) -> Ids:
-        """A copy of ids that lie in device memory, in host memory of this table's own; waits for them."""
-        array = device_array(ids, "ids")
-        known_shape = shape if shape is not None else array.shape
-        known_dtype = np.dtype(dtype) if dtype is not None else array.dtype
-        if known_shape is None or known_dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
-            raise TypeError(
-                "ids in device memory must be int32 or int64 and tell their shape; give ids_shape and ids_dtype with "
-                "an address"
-            )
-        size_bytes = math.prod(known_shape) * known_dtype.itemsize
-        if size_bytes == 0:
-            return np.empty(known_shape, known_dtype)
-        if size_bytes > 1 << 27:
-            raise ValueError(f"{math.prod(known_shape)} ids are more than can be asked for at once")
-        started = time.perf_counter()
-        driver = self.driver
-        staging = self._staging_memory(size_bytes)
-        event = driver.create_event()
-        try:
-            driver.copy_to_host(staging, array.address, size_bytes, stream)
+            for target, size_bytes in pieces:
+                driver.copy_to_device(target, source, size_bytes, stream)
+                source += size_bytes
             driver.record_event(event, stream)
-            driver.synchronize_event(event)
-        finally:
+        except GpuError:
+            # A first copy may be under way although what came after it was refused.
             driver.destroy_event(event)
-        self.timing.ids_wait_s += time.perf_counter() - started
-        memory = ffi.buffer(ffi.cast("char *", staging), size_bytes)
-        return np.frombuffer(memory, known_dtype).reshape(known_shape)
-
-    def _staging_memory(self, size_bytes: int) -> int:
-        if size_bytes > getattr(self, "_staging_bytes", 0):
-            size_bytes = max(size_bytes, 1 << 16)
-            if self._staging:
-                self.driver.free_host(self._staging)
-                self._staging = 0
-            self._staging = self.driver.allocate_host(size_bytes)
-            self._staging_bytes = size_bytes
-        return self._staging
+            with contextlib.suppress(GpuError):
+                driver.synchronize_stream(stream)
+            raise
+        self._in_flight.append((event, ticket))
 
     # ---- streams that fetch by themselves
 
@@ -373,26 +306,10 @@ class DeviceTable:
             for event in self._spare_events:
                 driver.destroy_event(event)
             self._spare_events.clear()
-            if self._staging:
-                driver.free_host(self._staging)
-                self._staging = 0
+            self._device_ids.free()
         finally:
             driver.leave(entered)
         self._registration = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except GpuError:
-            return  # the context is gone, at the end of the process
 
 
 def rank_columns(total: int, rank: int, world_size: int, *, strided: bool = False) -> slice:

@@ -11,7 +11,7 @@ import weakref
 
 from .._native import ffi, lib
 from ..ring_session import RingSession
-from .driver import REGISTER_MAPPED, REGISTER_PORTABLE, REGISTER_READ_ONLY, Driver, GpuError
+from .driver_base import REGISTER_MAPPED, REGISTER_PORTABLE, REGISTER_READ_ONLY, Driver, GpuError
 
 
 class SessionMemory:

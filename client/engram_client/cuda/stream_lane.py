@@ -8,8 +8,7 @@ gone or a deadline passes; the rows of that use are then worthless, which only r
 from __future__ import annotations
 
 import math
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -17,7 +16,8 @@ from .._native import ffi, lib
 from ..errors import DaemonLost, EngramError, PageCorrupt, ReadFailed, RequestTimeout
 from ..ring_session import raise_status, thread_error
 from .buffers import device_array, output_address, stream_handle
-from .driver import WAIT_VALUE_32, WRITE_VALUE_32, GpuError
+from .closing import Closing
+from .driver_base import WAIT_VALUE_32, WRITE_VALUE_32
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _COMPLETION_EMPTY = 0
 _COMPLETION_OK = 1
 
 
-class StreamLane:
+class StreamLane(Closing):
     """A fixed place for batches of `rows` rows whose rows go to `out`. Made by DeviceTable.stream_lane().
 
     enqueue() puts one use into a stream, or into the graph that the stream is being captured into; each replay of the
@@ -220,17 +220,3 @@ class StreamLane:
                 self._driver.free_host(status)
             finally:
                 self._driver.leave(entered)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except GpuError:
-            return  # the context is gone, at the end of the process
