@@ -59,6 +59,9 @@ def main() -> None:
         bin_folder = environment_with(server, folder / "server")
         engramd = bin_folder / "engramd"
         print(run(engramd, "--version").strip())
+        for file in ("engramd.service", "engramd.socket", "engramd.toml", "grafana-dashboard.json"):
+            if not (folder / "server" / "share" / "engramd" / file).exists():
+                sys.exit(f"error: {server.name} brings no {file}")
         run(engramd, "synth", folder / "checkpoint", "--vocab-size", "500")
         run(engramd, "pack", folder / "checkpoint", folder / "table")
         run(engramd, "verify", folder / "table")

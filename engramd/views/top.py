@@ -48,7 +48,7 @@ def screen(before: dict[str, Any], after: dict[str, Any], sort: str) -> list[str
         f"DRAM {format_size(dram['used_bytes'])} of {format_size(dram['budget_bytes'])}, {dram['rows_cached']:,} rows  "
         f"arenas {format_size(after['arenas']['bytes'])} of {format_size(after['arenas']['limit_bytes'])}",
         "",
-        f"{len(after['sessions'])} sessions",
+        f"{len(after['sessions'])} session{'' if len(after['sessions']) == 1 else 's'}",
         f"{'pid':>8} {'uid':>6} {'command':<{NAME_WIDTH}} {'rows/s':>12} {'requests/s':>12} {'waiting':>8} "
         f"{'rows':>16} {'for s':>9}",
     ]
