@@ -23,6 +23,7 @@ from engramd._engine import ffi, lib
 from engramd.cli.control_client import ControlClient
 from engramd.errors import EngramdError
 from engramd.plan import recording
+from tests.conftest import DEADLINE_S
 
 LAYERS = (1, 14)
 ROWS = 24 * 2000  # at least, in each layer of the table
@@ -40,7 +41,7 @@ def start_recording(socket: str, file: Path, *arguments: str) -> subprocess.Pope
     """A recorder that has begun to record."""
     command = [sys.executable, "-m", "engramd.cli.main", "record", str(file), "--socket", socket, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE_S
     with ControlClient(socket) as control:
         while time.monotonic() < deadline:
             # Takes nothing away, since there is no demand yet.
@@ -55,7 +56,7 @@ def start_recording(socket: str, file: Path, *arguments: str) -> subprocess.Pope
 
 def finish(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     return output
 
@@ -173,7 +174,7 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
             live = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             while live.poll() is None:
                 table.fetch(demand(1, 20_000))
-            errors = live.communicate(timeout=60)[1]
+            errors = live.communicate(timeout=DEADLINE_S)[1]
     finally:
         process.kill()
     assert live.returncode in (0, 1), errors
