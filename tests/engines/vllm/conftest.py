@@ -1,10 +1,10 @@
 """vLLM's real modules on the CPU: Triton interprets its kernels, and what needs a GPU is left out or stands in here.
 
 Real: EngramLayout, NgramHashState and its hash kernel, the look-back kernel and prepare_inputs of
-DeepseekV41ModelState, Engram's staging and embed(), ParallelEngramEmbedding.lookup with its kernel, InputBatch, the
+DeepseekV41ModelState, Engram with its kernels and an unquantised projection, ParallelEngramEmbedding, InputBatch, the
 weight iterators, the model registry; and the daemon with its sockets and shared memory. Doubles: the device's
 properties, vLLM's request table (it lies in memory that only a GPU driver maps), and the tensor-parallel group (ranks
-take turns in one process). The layer's projection is left out: these tests do not reach it.
+take turns in one process).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def hf_config(model_config: dict[str, Any]) -> SimpleNamespace:
-    """The checkpoint's text_config, as attributes."""
-    return SimpleNamespace(**model_config)
+    """The checkpoint's text_config as attributes, with a narrower decoder around the same tables."""
+    return SimpleNamespace(**(model_config | {"hidden_size": 128, "hc_mult": 2, "rms_norm_eps": 1e-6}))
 
 
 @pytest.fixture(scope="session")
@@ -84,8 +84,9 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 @pytest.fixture
 def native_table(
     layout: Any, rows: dict[int, Any], as_rank: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int], Any]:
-    """`native_table(index)`: vLLM's own embedding of a layer, of the present rank, with the checkpoint's rows."""
+) -> Callable[..., Any]:
+    """`native_table(index, table=None)`: vLLM's own embedding of a layer, of the present rank, with the checkpoint's
+    rows; a new one, or the one given."""
     import torch
     from vllm.models.deepseek_v41.common import engram
 
@@ -93,9 +94,10 @@ def native_table(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
     monkeypatch.setattr(engram, "_engram_lookup_thresholds", lambda _: (None, None))
 
-    def make(index: int) -> Any:
-        sizes = tuple(size for order in layout.primes[index] for size in order)
-        table = engram.ParallelEngramEmbedding(layout.num_embeddings[index], layout.head_dim, sizes)
+    def make(index: int, table: Any = None) -> Any:
+        if table is None:
+            sizes = tuple(size for order in layout.primes[index] for size in order)
+            table = engram.ParallelEngramEmbedding(layout.num_embeddings[index], layout.head_dim, sizes)
         packed = torch.from_numpy(rows[layout.layer_ids[index]])
         own = packed[table.vocab_start_idx : table.vocab_end_idx]
         table.weight.data.view(torch.uint8).copy_(own[:, : layout.head_dim])
@@ -105,27 +107,49 @@ def native_table(
     return make
 
 
-@pytest.fixture
-def staged_layers(layout: Any, as_rank: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """`staged_layers(strided=False, sequence_parallel=False)`: both layers of the present rank, without projection."""
-    from engram_engines.vllm.embedding import StagedEngram, StridedEngram
-    from torch import nn
-    from vllm.models.deepseek_v41.common import engram
+@pytest.fixture(scope="session")
+def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """vLLM's configuration for a CPU, and its process groups of one process."""
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.config.engram import EngramConfig
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    current = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=MAX_TOKENS))
-    monkeypatch.setattr(engram, "get_current_vllm_config", lambda: current)
+    config = VllmConfig(device_config=DeviceConfig(device="cpu"))
+    config.engram_config = EngramConfig(cpu_offload=False)
+    config.scheduler_config.max_num_batched_tokens = MAX_TOKENS
+    rendezvous = tmp_path_factory.mktemp("groups") / "rendezvous"
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"file://{rendezvous}", 0, backend="gloo")
+        initialize_model_parallel(1)
+    return config
+
+
+@pytest.fixture
+def make_layers(
+    hf_config: SimpleNamespace, layout: Any, parallel_state: Any, as_rank: Any
+) -> Callable[[type], list[Any]]:
+    """`make_layers(kind)`: the Engram layers of the model, of the present rank, as vLLM's model makes them."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    def make(kind: type) -> list[Any]:
+        with set_current_vllm_config(parallel_state), set_default_torch_dtype(torch.bfloat16):
+            return [
+                kind(hf_config, None, layout, index, False, f"layers.{layer}.engram")
+                for index, layer in enumerate(layout.layer_ids)
+            ]
+
+    return make
+
+
+@pytest.fixture
+def staged_layers(make_layers: Callable[[type], list[Any]]) -> Callable[..., list[Any]]:
+    """`staged_layers(strided=False)`: both layers of the present rank, with the plug-in's embedding."""
+    from engram_engines.vllm.embedding import StagedEngram, StridedEngram
 
     def make(*, strided: bool = False) -> list[Any]:
-        made = []
-        for index in range(len(layout.layer_ids)):
-            layer = (StridedEngram if strided else StagedEngram).__new__(StridedEngram if strided else StagedEngram)
-            nn.Module.__init__(layer)
-            layer.layer_hash_index = index
-            layer.use_sequence_parallel = False
-            layer.embed_tokens = layer._create_embedding(layout, index)
-            layer._init_staging(MAX_TOKENS, layout.head_dim)
-            made.append(layer)
-        return made
+        return make_layers(StridedEngram if strided else StagedEngram)
 
     return make
 

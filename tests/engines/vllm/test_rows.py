@@ -56,7 +56,7 @@ def test_each_ranks_rows(
     ranks: int,
     packed: bool,
     as_rank: Callable[..., None],
-    native_table: Callable[[int], Any],
+    native_table: Callable[..., Any],
     staged_layers: Callable[..., list[Any]],
     make_rows: Callable[..., Any],
     batches: Callable[..., Any],
@@ -90,7 +90,7 @@ def test_the_gathered_rows_are_in_the_order_of_the_columns(
     ranks: int,
     strided: bool,
     as_rank: Callable[..., None],
-    native_table: Callable[[int], Any],
+    native_table: Callable[..., Any],
     staged_layers: Callable[..., list[Any]],
     make_rows: Callable[..., Any],
     batches: Callable[..., Any],
@@ -121,7 +121,7 @@ def test_the_gathered_rows_are_in_the_order_of_the_columns(
 def test_steps(
     seed: int,
     is_graph: bool,
-    native_table: Callable[[int], Any],
+    native_table: Callable[..., Any],
     staged_layers: Callable[..., list[Any]],
     make_rows: Callable[..., Any],
     batches: Callable[..., Any],
@@ -169,6 +169,43 @@ def test_steps(
     assert step_rows.counters.rows == 48 * step_rows.counters.tokens
 
 
+def test_the_whole_layer(
+    native_table: Callable[..., Any],
+    make_layers: Callable[[type], list[Any]],
+    staged_layers: Callable[..., list[Any]],
+    make_rows: Callable[..., Any],
+    batches: Callable[..., Any],
+    make_state: Callable[..., Any],
+    hasher: NgramHasher,
+    texts: dict[str, Any],
+) -> None:
+    """What both layers add to the residual stream, with the plug-in and with vLLM's own tables."""
+    import torch
+    from vllm.models.deepseek_v41.common.engram import Engram
+
+    generator = torch.Generator().manual_seed(1)
+    runner = batches(texts)
+    layers = staged_layers()
+    make_state(make_rows(layers)).prepare_inputs(runner.batch([("a", 15, 20)], padding=2), runner.req_states)
+    ids = np.zeros((22, 2, COLUMNS), np.int32)
+    ids[:20] = hasher.row_ids(texts["a"], dead=texts["a"] == IMAGE_TOKEN)[15:35]
+    hash_ids = torch.from_numpy(ids)
+    keep = torch.from_numpy(np.append(texts["a"][15:35] != IMAGE_TOKEN, [True, True]))
+    for index, native in enumerate(make_layers(Engram)):
+        native_table(index, native.embed_tokens)
+        for name in ("wkv.weight", "q_weight", "k_weight"):
+            native.get_parameter(name).data.normal_(generator=generator)
+            layers[index].get_parameter(name).data.copy_(native.get_parameter(name).data)
+        hidden = torch.randn(22, 2, 128, generator=generator).to(torch.bfloat16)
+        outputs = []
+        for layer in (native, layers[index]):
+            layer.prepare_embeddings(hash_ids[:, index])
+            outputs.append(layer(hidden, hash_ids[:, index], keep))
+        assert same_bits(outputs[1][:20], outputs[0][:20])
+        changed = (outputs[0][:20] != hidden[:20]).flatten(1).any(1)
+        assert changed.tolist() == keep[:20].tolist(), "images pass through, everything else gets its rows"
+
+
 def test_dummy_steps_ask_for_nothing(
     start_daemon: Any,
     staged_layers: Callable[..., list[Any]],
@@ -199,7 +236,7 @@ def test_dummy_steps_ask_for_nothing(
 def test_a_dead_daemon_fails_the_step(
     is_graph: bool,
     start_daemon: Any,
-    native_table: Callable[[int], Any],
+    native_table: Callable[..., Any],
     staged_layers: Callable[..., list[Any]],
     make_rows: Callable[..., Any],
     batches: Callable[..., Any],

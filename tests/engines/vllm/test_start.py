@@ -142,6 +142,16 @@ def test_the_fields_of_the_real_configuration() -> None:
     assert isinstance(VllmConfig.use_v2_model_runner, property)
 
 
+def test_the_interface_that_the_gpu_script_uses() -> None:
+    """bench/engine_gpu.py cannot run here, but what it calls exists."""
+    from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert {"logprobs_mode", "max_logprobs", "seed", "tensor_parallel_size"} <= set(EngineArgs.__dataclass_fields__)
+    assert all(hasattr(LLM, name) for name in ("generate", "get_tokenizer", "reset_prefix_cache"))
+    assert SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=20).logprobs == 20
+
+
 def check() -> None:
     from engram_engines.core import check_shapes
     from engram_engines.vllm.shapes import SHAPES
