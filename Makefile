@@ -108,7 +108,7 @@ scribble: build ## hostile clients that scribble over their rings; N states
 
 .PHONY: crash
 crash: build ## SIGKILL of packer, daemon and clients at random moments; N kills
-	$(SEEDED) tests/crash $(SEEDED_END)
+	$(SEEDED) tests/crash tests/table/test_resume.py $(SEEDED_END)
 
 .PHONY: gpu-soak
 gpu-soak: N = 10000

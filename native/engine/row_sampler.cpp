@@ -41,7 +41,8 @@ void RowSampler::observe(std::uint32_t worker, const Layer& layer, const std::in
                          std::uint64_t zeros) {
   Source& source = sources_[worker];
   source.lookups.add(count - zeros);
-  const std::uint64_t threshold = threshold_.load(std::memory_order_relaxed);
+  // Acquire: the rings were made before the threshold was set.
+  const std::uint64_t threshold = threshold_.load(std::memory_order_acquire);
   if (threshold == 0) return;
   const std::uint32_t salt = sample_salt(layer.handle);
   std::uint16_t positions[kBlockRows];
@@ -218,7 +219,7 @@ void RowSampler::set_threshold() {
   for (const Point& point : curve_) {
     for (const Imitation& imitation : point.imitations) threshold = std::max(threshold, imitation.threshold);
   }
-  threshold_.store(threshold, std::memory_order_relaxed);
+  threshold_.store(threshold, std::memory_order_release);
 }
 
 std::uint64_t RowSampler::sum(Counter Source::*counter) const {

@@ -26,6 +26,7 @@ constexpr uint32_t kDefaultTimeoutMs = 5000;
 constexpr std::size_t kMaxDescriptors = 16;  // received at most; more than a welcome has, so that too many are noticed
 constexpr uint64_t kMaxMappedBytes = uint64_t{1} << 40;
 constexpr uint64_t kMaxStateBytes = 1 << 20;
+constexpr int kLookAtPeerMs = 20;
 
 class Deadline {
  public:
@@ -56,14 +57,44 @@ int malformed(engram_error* error, const char* what) {
               ENGRAM_PROTOCOL_VERSION, what);
 }
 
+// Whether the process that listens at the other end is on its way out. Its sockets go after its memory, which takes
+// seconds for a large daemon, and until then connections are made that nobody will ever accept. False where that cannot
+// be seen: without /proc, or with the daemon in another pid namespace.
+bool is_peer_exiting(int socket) {
+  constexpr unsigned kExiting = 0x4;  // PF_EXITING
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) return false;
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", peer.pid);
+  UniqueFd file;
+  {
+    const ForkPause pause;
+    file = UniqueFd(::open(path, O_RDONLY | O_CLOEXEC));
+  }
+  char text[512];
+  const ssize_t count = file ? ::read(file.get(), text, sizeof text - 1) : 0;
+  if (count <= 0) return false;
+  text[count] = 0;
+  // Behind the name, which may hold anything: state, five numbers, flags.
+  const char* rest = std::strrchr(text, ')');
+  char state = 0;
+  unsigned flags = 0;
+  if (rest == nullptr || std::sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2) return false;
+  return state == 'Z' || state == 'X' || (flags & kExiting) != 0;
+}
+
 int wait_for(int socket, short events, const Deadline& deadline, engram_error* error) {
-  pollfd poll_entry{socket, events, 0};
-  const int left_ms = deadline.left_ms();
-  const int ready = ::poll(&poll_entry, 1, left_ms);
-  if (ready > 0) return 0;
-  if (ready < 0 && errno == EINTR) return fail(error, ENGRAM_CLIENT_AGAIN, EINTR, "interrupted by a signal");
-  if (ready < 0) return fail(error, ENGRAM_CLIENT_SYSTEM, errno, "poll: %m");
-  return fail(error, ENGRAM_STATUS_TIMEOUT, 0, "the daemon did not answer in time");
+  while (true) {
+    pollfd poll_entry{socket, events, 0};
+    const int left_ms = deadline.left_ms();
+    const int ready = ::poll(&poll_entry, 1, std::min(left_ms, kLookAtPeerMs));
+    if (ready > 0) return 0;
+    if (ready < 0 && errno == EINTR) return fail(error, ENGRAM_CLIENT_AGAIN, EINTR, "interrupted by a signal");
+    if (ready < 0) return fail(error, ENGRAM_CLIENT_SYSTEM, errno, "poll: %m");
+    if (is_peer_exiting(socket)) return fail(error, ENGRAM_STATUS_LOST, 0, "the daemon has died, its memory is going");
+    if (left_ms <= kLookAtPeerMs) return fail(error, ENGRAM_STATUS_TIMEOUT, 0, "the daemon did not answer in time");
+  }
 }
 
 // Takes the descriptors out of the control data, each into an owner at once.

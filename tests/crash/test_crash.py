@@ -22,6 +22,7 @@ from typing import Any
 
 import engram_client
 import numpy as np
+import pytest
 from engram_client import DaemonLost
 
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
@@ -260,3 +261,41 @@ def test_daemon_killed_while_a_reader_is_slow(faulty_daemon: Any, table: Path, t
         assert learnt
         print(f"DaemonLost after {(learnt[0] - killed_at) * 1e3:.1f} ms")
         assert learnt[0] - killed_at < LOST_ASSERTED_S
+
+
+# Listens where a daemon would, with much memory in small pages, which the kernel frees before the socket.
+LARGE_LISTENER = """
+import mmap, socket, sys, time
+memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+for place in range(0, len(memory), 4096):
+    memory[place] = 1
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1] + ".ring")
+listener.listen(8)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nobody_waits_for_the_memory_of_a_dead_daemon(socket_folder: str) -> None:
+    """A call that connects while the kernel still frees a dead daemon's memory learns of the death at once. (The daemon
+    is a stand-in that never accepts: it has the memory and the socket, which is all that counts here.)"""
+    available = Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]
+    if int(available) < 3 << 20:
+        pytest.skip("takes 1 GiB of memory, and leaves the machine less than 2 GiB")
+    path = f"{socket_folder}/large"
+    command = [sys.executable, "-c", LARGE_LISTENER, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+        try:
+            assert listener.stdout is not None
+            assert listener.stdout.readline() == "ready\n"
+            listener.kill()
+            killed_at = time.monotonic()
+            with pytest.raises(DaemonLost, match="its memory is going"):
+                engram_client.connect(path, timeout=30)
+            took = time.monotonic() - killed_at
+        finally:
+            listener.kill()
+    print(f"DaemonLost after {took * 1e3:.0f} ms (promised {LOST_S * 1e3:.0f})")
+    assert took < LOST_ASSERTED_S
