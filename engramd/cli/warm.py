@@ -70,10 +70,11 @@ def warm(client: Any, args: argparse.Namespace) -> int:
         limit = min(limit, args.limit)
     if limit < 1:
         raise EngramdError("the daemon has no row cache (--dram 0, or full already): there is nothing to warm")
+    resident = {number for number, layer in layers.items() if layer["tier"] != "cached"}
     rows = (
-        read_heat(args.heat, None if args.any_identity else table["identity"], limit)
+        read_heat(args.heat, None if args.any_identity else table["identity"], limit, resident)
         if args.heat
-        else rank(args, limit)
+        else rank(args, limit, resident)
     )
     unknown = sorted(set(rows) - set(layers))
     if unknown:
@@ -103,22 +104,23 @@ def find_table(stats: dict[str, Any], name: str | None) -> dict[str, Any]:
 
 def room(stats: dict[str, Any], table: dict[str, Any]) -> int:
     """Rows of the table that the cache has room for besides what is there already, with FILL_SHARE of it in use."""
-    return int(capacity_rows(stats, table) * FILL_SHARE) - int(stats["dram"]["rows_cached"])
+    resident = sum(
+        int(layer["rows_total"]) for one in stats["tables"] for layer in one["layers"] if layer["tier"] != "cached"
+    )
+    in_caches = max(0, int(stats["dram"]["rows_cached"]) - resident)
+    return int(capacity_rows(stats, table) * FILL_SHARE) - in_caches
 
 
 def capacity_rows(stats: dict[str, Any], table: dict[str, Any]) -> int:
-    """Rows that the cache for the table's row size has room for."""
+    """Rows that the cache of the table's cached layers has room for (where layers have caches of their own: the
+    largest of them)."""
     from engramd._engine import lib
 
-    bytes_of = {
-        one["name"]: one["row_bytes"] * sum(layer["rows_total"] for layer in one["layers"]) for one in stats["tables"]
-    }
-    same_size = sum(bytes_of[one["name"]] for one in stats["tables"] if one["row_bytes"] == table["row_bytes"])
-    budget = int(stats["dram"]["budget_bytes"] * same_size / max(1, sum(bytes_of.values())))
-    return int(lib.engram_cache_rows(budget, table["row_bytes"]))
+    cached = [int(layer["dram_bytes"]) for layer in table["layers"] if layer["tier"] == "cached"]
+    return int(lib.engram_cache_rows(max(cached, default=0), table["row_bytes"]))
 
 
-def read_heat(path: str, identity: str | None, limit: int) -> dict[int, Any]:
+def read_heat(path: str, identity: str | None, limit: int, left_out: set[int]) -> dict[int, Any]:
     """Rows of a heat file by layer, at most `limit` in all. Raises EngramdError."""
     from engramd.heat import heat_file
 
@@ -126,6 +128,8 @@ def read_heat(path: str, identity: str | None, limit: int) -> dict[int, Any]:
     count = 0
     try:
         for block in heat_file.read(path, identity):
+            if block.layer in left_out:
+                continue
             piece = np.frombuffer(block.rows, dtype=np.uint64)[: limit - count]
             found.setdefault(block.layer, []).append(piece)
             count += piece.size
@@ -136,17 +140,23 @@ def read_heat(path: str, identity: str | None, limit: int) -> dict[int, Any]:
     return {layer: np.concatenate(pieces) for layer, pieces in found.items()}
 
 
-def rank(args: argparse.Namespace, limit: int) -> dict[int, Any]:
+def rank(args: argparse.Namespace, limit: int, left_out: set[int]) -> dict[int, Any]:
     """Rows that the most documents of token files need, by layer, at most `limit` in all."""
     from engramd.cli.plan import TokenProgress, open_tokens
     from engramd.heat import ngrams
 
     documents, hasher, _ = open_tokens(args)
+    wanted = [layer for layer in hasher.layer_ids if layer not in left_out]
+    if not wanted:
+        return {}
     progress = TokenProgress(documents.tokens.size * len(hasher.layer_ids))
     try:
-        return ngrams.hottest_rows(documents, hasher, limit, progress.advance)
+        # All layers are about equally hot: so many rows of all of them hold `limit` of those wanted.
+        found = ngrams.hottest_rows(documents, hasher, limit * len(hasher.layer_ids) // len(wanted), progress.advance)
     finally:
         progress.end()
+    share = min(1.0, limit / max(1, sum(found[layer].size for layer in wanted)))
+    return {layer: found[layer][: int(found[layer].size * share)] for layer in wanted}
 
 
 class Sender:

@@ -17,6 +17,7 @@ from engramd.config import Settings, TablePath
 from engramd.daemon.engine import Engine
 from engramd.daemon.heat_keeper import HeatKeeper
 from engramd.daemon.memory_limit import check_budget
+from engramd.daemon.sampling import Sampling
 from engramd.daemon.tables import check_policy, open_table
 from engramd.daemon.worker_pool import WorkerPool
 from engramd.errors import EngramdError
@@ -39,6 +40,7 @@ class Administration:
         self._engine = engine
         self._heat = heat
         self._publish = publish
+        self._follows_curve = settings.miss_curve == "on"
         self._paths = {table.name: table for table in settings.tables}
         self.pool = WorkerPool("admin", 1, QUEUE_LIMIT)
 
@@ -86,6 +88,13 @@ class Administration:
                 self._engine.set_policy(layer, layer.table.policy.of(layer.layer))
         for name, policy in policies.items():
             self._paths[name] = replace(self._paths[name], policy=policy)
+
+    def _restart_curve(self) -> None:
+        """The curve's imitated caches are of the row sizes that were served when it began."""
+        try:
+            Sampling(self._engine).start_curve()
+        except EngramdError as error:
+            _LOG.warning("%s: it stays that of the rows of other sizes", error)
 
     def reload(self, name: str, reply: Reply) -> None:
         """Switches a table (its name or its directory) to the generation that the directory holds now."""
@@ -147,6 +156,8 @@ class Administration:
                 before.generation,
             )
             self._submit_warm({path.name: hot})
+            if self._follows_curve and table.manifest.row_bytes != before.row_bytes:
+                self._restart_curve()
             return lambda: reply(fields, None)
 
         return switch

@@ -24,6 +24,8 @@ def checked(curve: Any, path: str) -> dict[str, Any]:
 def as_json(curve: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
     """Adds to each point the `--dram` that its rows need, and what happened since an earlier answer of the same
     daemon: `recent_lookups` and `recent_hit_ratio`."""
+    if earlier and (earlier["lookups"] > curve["lookups"] or len(earlier["points"]) != len(curve["points"])):
+        earlier = None  # the curve has begun anew since
     recent = curve["lookups"] - (earlier["lookups"] if earlier else 0)
     points = []
     for index, point in enumerate(curve["points"]):

@@ -9,7 +9,7 @@ import numpy as np
 
 from engramd.plan.assumptions import Assumptions
 from engramd.plan.cost import Cost
-from engramd.plan.curve import Curve, Misses
+from engramd.plan.curve import Curve, Misses, Point
 from engramd.plan.needs import Need, Target
 from engramd.sizes import format_size
 
@@ -25,6 +25,11 @@ class Plan:
     smallest: Need | None
     problems: tuple[str, ...]
     costs: tuple[Cost, ...]
+
+
+def cached_points(curve: Curve) -> list[Point]:
+    """The points below the whole table, which is resident where the budget covers it: nothing is missed then."""
+    return [point for point in curve.points if point.rows < curve.stream.rows] or list(curve.points)
 
 
 def by_class(curve: Curve, misses: Misses, attribute: str) -> dict[str, float]:
@@ -102,7 +107,7 @@ def _curve(plan: Plan) -> list[str]:
     header = ["rows' bytes", "--dram", "hits", "Belady", "cold", "Belady"]
     header += [f"{order}-gram" for order in orders] + [f"layer {layer}" for layer in layers]
     rows = []
-    for point in curve.points:
+    for point in cached_points(curve):
         of_orders, of_layers = by_class(curve, point.ours, "order"), by_class(curve, point.ours, "layer")
         ratios = [
             curve.hit_ratio(point.ours.second_half, second_half=True),
@@ -121,6 +126,7 @@ def _curve(plan: Plan) -> list[str]:
             f"From {format_size(full[0].bytes)} on nothing is evicted: what misses ({first_looks:.1f} % of all) is "
             "looked up for the first time, and a longer stream would hit more."
         )
+    notes.append(f"From --dram {format_size(curve.stream.table_bytes)} on all rows are resident: nothing misses.")
     return [
         "Hit ratio in per cent by DRAM: of the stream's second half, warmed by the first; `cold`: of the whole stream",
         "from an empty cache; Belady's limit beside each. `--dram` is what the rows take with index and queues.",

@@ -71,10 +71,6 @@ void RowSampler::observe(std::uint32_t worker, const Layer& layer, const std::in
 bool RowSampler::start_curve(const std::vector<const Layer*>& layers, std::uint32_t simulated_rows,
                              std::string& error) {
   const std::lock_guard lock(mutex_);
-  if (!curve_.empty()) {
-    error = "the curve is there already";
-    return false;
-  }
   std::map<std::uint32_t, std::uint64_t> rows_of_size;
   std::uint64_t all_bytes = 0;
   std::uint64_t all_rows = 0;
@@ -115,12 +111,14 @@ bool RowSampler::start_curve(const std::vector<const Layer*>& layers, std::uint3
     }
     if (point.imitations.size() == rows_of_size.size() && curve.size() < kMaxPoints) curve.push_back(std::move(point));
   }
-  references_.assign(rows_of_size.size(), 0);
+  std::vector<std::size_t> references(rows_of_size.size(), 0);
   for (std::size_t i = 0; i < curve.size(); ++i) {
-    for (std::size_t size = 0; size < references_.size(); ++size) {
-      if (curve[i].imitations[size].threshold == curve[0].imitations[size].threshold) references_[size] = i;
+    for (std::size_t size = 0; size < references.size(); ++size) {
+      if (curve[i].imitations[size].threshold == curve[0].imitations[size].threshold) references[size] = i;
     }
   }
+  collect();  // what was asked for before belongs to the curve that ends here
+  references_ = std::move(references);
   curve_ = std::move(curve);
   lookups_before_curve_ = sum(&Source::lookups);
   lost_before_curve_ = sum(&Source::lost);

@@ -10,7 +10,9 @@ int engram_engine_start_curve(engram_engine* engine, uint32_t simulated_rows, ch
   return guarded(error, error_bytes, [&](std::string& text) {
     engram::EngineShared& shared = engine->engine->shared();
     std::vector<const engram::Layer*> layers;
-    for (std::uint32_t handle = 1; shared.layer(handle) != nullptr; ++handle) layers.push_back(shared.layer(handle));
+    for (std::uint32_t handle = 1; shared.layer(handle) != nullptr; ++handle) {
+      if (!shared.layer(handle)->retired()) layers.push_back(shared.layer(handle));
+    }
     return shared.sampler->start_curve(layers, simulated_rows, text) ? 0 : -1;
   });
 }

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from engramd.doctor.storage import measure
+from tests.conftest import DEADLINE_S
 
 Engramd = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -98,12 +99,12 @@ def test_a_stopped_bench_takes_its_daemon_along(table: Path, number: signal.Sign
     command = [sys.executable, "-m", "engramd.cli.main", "bench", "dram", str(table), "--repetitions", "1000"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE_S
         while not (found := children.read_text().split()):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(number)
-        process.wait(60)
+        process.wait(DEADLINE_S)
     while Path("/proc", found[0]).exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -190,6 +190,28 @@ def test_the_first_requests_push_out_the_coldest_warmed_rows(
     assert after["dram_hits"] - before["dram_hits"] > 0.95 * (rows // 8)
 
 
+def test_only_cached_layers_are_warmed(
+    engramd: Engramd, start_daemon: Callable[..., Any], table: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "engramd.toml"
+    config.write_text(
+        f'dram = "18MiB"\n[[table]]\nname = "demo"\npath = "{table}"\n[[table.layer]]\nlayer = 14\ntier = "resident"\n'
+    )
+    daemon = start_daemon(config=str(config), dram=None)
+    path = tmp_path / "x.heat"
+    hot = array("Q", range(ROWS))
+    heat_file.write(str(path), manifest.load(str(table)).identity, [heat_file.Block(layer, hot) for layer in (14, 1)])
+    done = engramd("warm", "--heat", path, "--socket", daemon.socket)
+    assert done.returncode == 0, done.stderr
+    with engram_client.connect(daemon.socket) as client:
+        first, last = client.stats()["tables"][0]["layers"]
+        room = int(lib.engram_cache_rows(first["dram_bytes"], 264))
+        cached = client.stats()["dram"]["rows_cached"] - last["rows_total"]
+    assert 0.9 * room < cached <= room
+    assert first["prefetch_reads"] > 0
+    assert last["prefetch_reads"] == 0
+
+
 def layer_counters(client: engram_client.Client) -> dict[str, Any]:
     """The first layer's entry in the daemon's statistics."""
     return dict(client.stats()["tables"][0]["layers"][0])

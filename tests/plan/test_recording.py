@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from engramd._engine import ffi, lib
 from engramd.cli.control_client import ControlClient
 from engramd.errors import EngramdError
-from engramd.plan import recording
+from engramd.plan import live_curve, recording
 from tests.conftest import DEADLINE_S
 
 LAYERS = (1, 14)
@@ -215,6 +216,54 @@ def test_the_daemons_own_curve(
         assert point["hit_ratio"] == pytest.approx(hits / every.size, abs=0.02), point
     text = engramd("stats", "--socket", daemon.socket, "--mrc")
     assert "this daemon's budget" in text.stdout
+
+
+def test_the_curve_begins_anew_with_rows_of_another_size(
+    engramd: Callable[..., subprocess.CompletedProcess[str]],
+    start_daemon: Callable[..., Any],
+    checkpoint: Path,
+    table: Path,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "demo"
+    shutil.copytree(table, path)
+    daemon = start_daemon(path, dram="4MiB")
+
+    def curve() -> dict[str, Any]:
+        return dict(json.loads(engramd("stats", "--socket", daemon.socket, "--mrc", "--json").stdout)["mrc"])
+
+    with engram_client.connect(daemon.socket) as client:
+        client.table(layer=1).fetch(demand(1, 8_000))
+    before = curve()
+    tensors = tmp_path / "values.toml"  # rows of 256 bytes: without the scales
+    tensors.write_text(
+        "".join(f'[[layers]]\nlayer = {layer}\nvalue = "layers.{layer}.engram.embed.weight"\n' for layer in LAYERS)
+    )
+    done = engramd("pack", checkpoint, path, "--tensors", tensors)
+    assert done.returncode == 0, done.stderr
+    assert engramd("reload", "demo", "--socket", daemon.socket).returncode == 0
+    ids = demand(2, 30_000)
+    with engram_client.connect(daemon.socket) as client:
+        assert client.table(layer=1).row_bytes == 256
+        client.table(layer=1).fetch(ids)
+    after = curve()
+    asked = ids[ids >= 0]
+    assert (before["lookups"], after["lookups"]) == (np.count_nonzero(demand(1, 8_000) >= 0), asked.size)
+    assert {point["bytes"] % 256 for point in after["points"]} == {0}
+    largest = after["points"][-1]
+    assert largest["hit_ratio"] == pytest.approx(1 - np.unique(asked).size / asked.size, abs=0.02)
+
+
+def test_a_curve_that_began_anew_has_no_earlier_one() -> None:
+    def answer(lookups: int, *misses: int) -> dict[str, Any]:
+        points = [{"rows": 10, "bytes": 2640, "misses": one, "hit_ratio": 0.5} for one in misses]
+        return {"lookups": lookups, "lost": 0, "points": points}
+
+    followed = live_curve.as_json(answer(150, 60), answer(100, 50))
+    assert (followed["recent_lookups"], followed["points"][0]["recent_hit_ratio"]) == (50, 0.8)
+    for earlier in (answer(300, 50), answer(100, 50, 40)):
+        anew = live_curve.as_json(answer(150, 60), earlier)
+        assert (anew["recent_lookups"], anew["points"][0]["recent_hit_ratio"]) == (150, 0.6)
 
 
 def test_without_a_curve(

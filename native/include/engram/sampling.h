@@ -65,7 +65,8 @@ typedef struct engram_record_state {
 } engram_record_state;
 
 /* Begins to imitate caches from 1/512 of the served rows to all of them, two sizes for each power of two, each with at
- * most simulated_rows rows (a few tens of bytes each). Once, after start. 0, or -1 with a sentence. */
+ * most simulated_rows rows (a few tens of bytes each). A second call, as for rows of another size, begins a new curve
+ * from nothing. 0, or -1 with a sentence, and what was there goes on. */
 int engram_engine_start_curve(engram_engine* engine, uint32_t simulated_rows, char* error, uint64_t error_bytes);
 /* The points from the smallest on, filled up to capacity; the return value is the number there are (0: not started). */
 uint64_t engram_engine_read_curve(engram_engine* engine, engram_curve_point* points, uint64_t capacity);
