@@ -58,6 +58,7 @@ class Settings:
     arena_limit_bytes: int = 4 << 30  # where nothing is said, settings_from takes less on a small machine
     sessions: int = 256
     uid_share: int = 75
+    admin_group: str | None = None
     workers: int = 0
     reader: str = "auto"
     numa_node: str = "auto"

@@ -231,6 +231,13 @@ OPTIONS: tuple[Option, ...] = (
         at_run_time=True,
     ),
     Option(
+        "admin_group",
+        "admin_group",
+        "GROUP",
+        Check("a group's name or number", _path),
+        "group whose members may administer beside root and the daemon's own user",
+    ),
+    Option(
         "workers",
         "workers",
         "N",

@@ -136,16 +136,16 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def as_nobody() -> Callable[[Callable[[], str]], str]:
-    """`as_nobody(function)` runs the function in a child process of another user and returns its text. (A new program
-    would have to be readable for that user, and a Python in somebody's home is not.)"""
+def as_nobody() -> Callable[..., str]:
+    """`as_nobody(function, groups=())` runs the function in a child process of another user and returns its text. (A
+    new program would have to be readable for that user, and a Python in somebody's home is not.)"""
 
-    def run(function: Callable[[], str]) -> str:
+    def run(function: Callable[[], str], groups: Sequence[int] = ()) -> str:
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                os.setgroups([])
+                os.setgroups(groups)
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
                 text = function()

@@ -24,6 +24,7 @@ from engramd import __version__
 from engramd._engine import ffi, lib
 from engramd.daemon import messages
 from engramd.daemon.administration import Administration
+from engramd.daemon.administrators import Administrators
 from engramd.daemon.control_memory import ByteBudget, Connection
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
@@ -67,6 +68,7 @@ class Verbs:
         administration: Administration,
         reconfigure: Reconfigure,
         scrubber: Scrubber,
+        administrators: Administrators,
         stop: Callable[[str], None],
     ) -> None:
         self._engine = engine
@@ -76,6 +78,7 @@ class Verbs:
         self._stop = stop
         self._administration = administration
         self._scrubber = scrubber
+        self._administrators = administrators
         self._layers: dict[tuple[str, int], ServedLayer] = {}
         self.refresh()
         self._sampling = Sampling(engine)
@@ -203,13 +206,11 @@ class Verbs:
 
         return answer
 
-    @staticmethod
-    def _check_administrator(peer: Peer, request: Request) -> None:
-        if peer.uid is None or peer.uid not in (0, os.geteuid()):
+    def _check_administrator(self, peer: Peer, request: Request) -> None:
+        if not self._administrators.allow(peer.uid, peer.connection):
             who = "a client whose user is not known" if peer.uid is None else f"uid {peer.uid}"
             raise RequestError(
-                "EngramError",
-                f"{request.verb}: not permitted to {who}; only root and uid {os.geteuid()} (the daemon's) may",
+                "EngramError", f"{request.verb}: not permitted to {who}; only {self._administrators} may"
             )
 
     def _curve(self, peer: Peer, request: Request, ids: bytes | None) -> None:

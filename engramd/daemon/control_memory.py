@@ -22,6 +22,8 @@ from engramd.daemon.messages import RequestError
 PEER_BYTES_LIMIT = 64 << 20  # ids and replies of one client that are queued, running or unsent
 ALL_BYTES_LIMIT = 192 << 20
 STALL_S = 10.0
+SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
+MAX_GROUPS = 256  # as many as Python's getsockopt has room for
 _LOG = logging.getLogger("engramd")
 Key = tuple[int, bytes]
 
@@ -46,26 +48,47 @@ class Connection:
         return cls(descriptor, found.st_ino, uid, pid) if stat.S_ISSOCK(found.st_mode) else None
 
     def shut_down(self) -> bool:
-        """Ends the connection where the descriptor still is this one; libzmq sees that and frees what it holds for it.
-        A copy of the descriptor is looked at, so that nothing changes between the look and the shutdown."""
-        try:
-            copy = socket.socket(fileno=os.dup(self.descriptor))
-        except OSError:
-            return False  # closed meanwhile
+        """Ends the connection where the descriptor still is this one; libzmq sees that and frees what it holds."""
+        copy = self._copy()
+        if copy is None:
+            return False
         with copy:
-            if os.fstat(copy.fileno()).st_ino != self.inode or (copy.family == socket.AF_UNIX) != (
-                self.pid is not None
-            ):
-                return False
-            if self.pid is not None:
-                pid, uid, _ = struct.unpack("iII", copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-                if (uid, pid) != (self.uid, self.pid):
-                    return False
             try:
                 copy.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return False
             return True
+
+    def groups(self) -> set[int]:
+        """All groups that a local client's process had when it connected; empty where that is not known any more."""
+        copy = self._copy() if self.pid is not None else None
+        if copy is None:
+            return set()
+        with copy:
+            try:
+                *_, primary = struct.unpack("iII", copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                others = copy.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * MAX_GROUPS)
+            except OSError:
+                return set()
+            return {primary, *struct.unpack(f"{len(others) // 4}I", others)}
+
+    def _copy(self) -> socket.socket | None:
+        """The connection's socket once more, where the descriptor still is this connection. A copy, so that nothing
+        changes between the look and what follows."""
+        try:
+            copy = socket.socket(fileno=os.dup(self.descriptor))
+        except OSError:
+            return None  # closed meanwhile
+        is_same = os.fstat(copy.fileno()).st_ino == self.inode and (copy.family == socket.AF_UNIX) == (
+            self.pid is not None
+        )
+        if is_same and self.pid is not None:
+            pid, uid, _ = struct.unpack("iII", copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            is_same = (uid, pid) == (self.uid, self.pid)
+        if is_same:
+            return copy
+        copy.close()
+        return None
 
 
 @dataclass

@@ -138,6 +138,7 @@ class Service:
         import zmq
 
         from engramd.daemon.administration import Administration
+        from engramd.daemon.administrators import Administrators
         from engramd.daemon.control import ControlEndpoint, Verbs
         from engramd.daemon.curve import CurveGate
         from engramd.daemon.reconfigure import Reconfigure
@@ -157,7 +158,14 @@ class Service:
         )
         statistics = Statistics(self._engine, self._scrubber, self._reconfigure, self._ring.name_of)
         verbs = Verbs(
-            self._engine, self._pool, statistics, administration, self._reconfigure, self._scrubber, self.stop
+            self._engine,
+            self._pool,
+            statistics,
+            administration,
+            self._reconfigure,
+            self._scrubber,
+            Administrators(self._settings.admin_group),
+            self.stop,
         )
         self._verbs = verbs
         local = ControlEndpoint(context, verbs, knows_peers=True)

@@ -336,6 +336,34 @@ def test_administration_is_refused_to_another_uid(start_daemon: Any, control: An
     assert control(daemon.socket).request("ping")[0]["ok"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
+@pytest.mark.parametrize("group", [65534, 4242])
+def test_a_configured_group_administers(start_daemon: Any, as_nobody: Any, group: int) -> None:
+    """Of any kind: 65534 is the other user's primary group, 4242 a supplementary one."""
+    daemon = start_daemon(admin_group=str(group))
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    os.chmod(daemon.socket, 0o666)
+
+    def budget() -> str:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+            client.setsockopt(zmq.LINGER, 0)
+            client.setsockopt(zmq.RCVTIMEO, 30_000)
+            client.connect(f"ipc://{daemon.socket}")
+            client.send(msgpack.packb({"v": 1, "id": 1, "verb": "budget", "dram_bytes": 1 << 20}))
+            reply = msgpack.unpackb(client.recv())
+            return str(reply.get("text") or reply["budget_bytes"])
+
+    assert as_nobody(budget, groups=(4242,)) == str(1 << 20)
+    if group == 4242:
+        assert "not permitted to uid 65534; only root, uid 0 (the daemon's) and group 4242 may" in as_nobody(budget)
+
+
+def test_a_group_that_is_not_there_is_refused(engramd: Callable[..., Any], table: Path, socket_folder: str) -> None:
+    done = engramd("serve", table, "--socket", f"{socket_folder}/s", "--admin-group", "no-such-group")
+    assert done.returncode == 1
+    assert "admin_group no-such-group: there is no such group" in done.stderr
+
+
 def test_a_corrupt_page_is_an_error_and_one_line(
     start_daemon: Any, control: Any, engramd: Callable[..., Any], table: Path, tmp_path: Path
 ) -> None:

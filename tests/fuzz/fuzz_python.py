@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["engramd"]):
     from engramd import strict_json
     from engramd.checkpoint import safetensors
     from engramd.config import Settings, TablePath
-    from engramd.daemon import control, log, messages, ring_listener, scrub, session_quota, tables
+    from engramd.daemon import administrators, control, log, messages, ring_listener, scrub, session_quota, tables
     from engramd.daemon import engine as engines
     from engramd.daemon.catalogue import Catalogue
     from engramd.errors import EngramdError
@@ -130,7 +130,8 @@ def control_target() -> Callable[[bytes], None]:
         raise AssertionError(f"a stranger stopped the daemon: {reason}")
 
     scrubber = scrub.Scrubber(engine, 0, None)
-    verbs = control.Verbs(engine, AtOnce(), lambda _: {}, Forbidden(), Forbidden(), scrubber, stop)  # type: ignore[arg-type]
+    alone = administrators.Administrators(None)
+    verbs = control.Verbs(engine, AtOnce(), lambda _: {}, Forbidden(), Forbidden(), scrubber, alone, stop)  # type: ignore[arg-type]
     endpoint = Replies()
     names = ["ping", "tables", "fetch", "prefetch", "stats", "shutdown", "reload", "reload_config", "budget", "scrub"]
     identity = engine.layers[0].table.manifest.identity

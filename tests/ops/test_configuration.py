@@ -48,7 +48,7 @@ def test_the_file_that_is_installed_is_right_and_says_the_defaults(tmp_path: Pat
     keys = "|".join(option.key for option in OPTIONS)
     path.write_text(re.sub(rf"^# ((?:{keys}) = )", r"\1", text, flags=re.MULTILINE))
     settings = settings_from(Flags(config=str(path), tables=["/data/x"]))
-    unset = {"socket", "tcp", "tcp_key", "tcp_clients", "metrics", "state"}
+    unset = {"socket", "admin_group", "tcp", "tcp_key", "tcp_clients", "metrics", "state"}
     for option in OPTIONS:
         if option.key not in unset:
             assert getattr(settings, option.attribute) == getattr(Settings, option.attribute), option.key
