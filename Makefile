@@ -69,6 +69,21 @@ test-vllm: build ## the plug-in for vLLM against vLLM's real modules, in .venv-v
 	  { tail -n 30 .venv-vllm/pip.log >&2; exit 1; }; touch .venv-vllm/.done-$(VLLM_VERSION); }
 	.venv-vllm/bin/python -m pytest tests/engines/vllm $(PYTEST_ARGS)
 
+# What the modules that the plug-in stands on import, and no more: all of SGLang's requirements are over 15 GB of kernels.
+SGLANG_VERSION := 0.5.23
+SGLANG_NEEDS := torch==2.14.1 torchvision==0.29.1 transformers==5.19.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 \
+  openai==2.8.0 sentencepiece==0.2.1 aiohttp dill einops fastapi gguf ipython msgspec orjson partial_json_parser pillow \
+  psutil pybase64 requests setproctitle uvicorn
+.PHONY: test-sglang
+test-sglang: build ## the plug-in for SGLang against SGLang's real modules, in .venv-sglang/ (6 GB, some minutes at first)
+	@test -f .venv-sglang/.done-$(SGLANG_VERSION) || { echo "Installing SGLang $(SGLANG_VERSION) into .venv-sglang"; \
+	  "$(PYTHON)" -m venv .venv-sglang; { .venv-sglang/bin/python -m pip install --disable-pip-version-check \
+	  $(SGLANG_NEEDS) --editable '.[demo]' hypothesis pytest pytest-timeout && \
+	  .venv-sglang/bin/python -m pip install --disable-pip-version-check --no-deps sglang==$(SGLANG_VERSION); } \
+	  >.venv-sglang/pip.log 2>&1 || { tail -n 30 .venv-sglang/pip.log >&2; exit 1; }; \
+	  touch .venv-sglang/.done-$(SGLANG_VERSION); }
+	.venv-sglang/bin/python -m pytest tests/engines/sglang $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: $(SETUP_DONE) ## style, types, and the directions in which the parts may know each other
 	$(VENV)/bin/ruff check
@@ -219,4 +234,4 @@ clean: ## remove what was built; .venv/ stays
 
 .PHONY: distclean
 distclean: clean ## remove .venv/ too, and those of the engines
-	rm -rf $(VENV) .venv-vllm
+	rm -rf $(VENV) .venv-vllm .venv-sglang

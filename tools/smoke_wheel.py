@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENT = """
 import sys, engram_client, engram_engines.core
 from importlib.metadata import entry_points
-assert [one.name for one in entry_points(group="vllm.general_plugins")] == ["engramd"]
+for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+    assert [one.name for one in entry_points(group=group)] == ["engramd"], group
 with engram_client.connect(sys.argv[1]) as client:
     table = client.table(layer=1)
     rows = table.fetch([0, 1, -1, table.num_rows - 1])

@@ -117,6 +117,26 @@ def test_a_graph_is_right_on_every_replay(cuda: Double, device: DeviceTable, dev
     assert np.array_equal(step.rows_on_device(), expected)
 
 
+def test_overlapping_steps_check_without_a_use_of_their_own(
+    cuda: Double, device: DeviceTable, device_memory: MakeMemory
+) -> None:
+    """A check may see a later step's use; that step's own check then sees none, and no failure either."""
+    step = Step(cuda, device, device_memory)
+    graph = step.capture()
+    for _ in range(2):
+        step.write_ids(random_ids(device.table, np.random.default_rng(3)))
+        step.launch(graph)
+    assert step.lane.check(step.stream) == 2
+    assert step.lane.check(step.stream) == 0
+    with pytest.raises(engram_client.EngramError, match="no use of the lane has run"):
+        step.lane.result(step.stream)
+    step.write_ids(np.full(ROWS, device.table.num_rows))
+    step.launch(graph)
+    with pytest.raises(engram_client.RowIdError):
+        step.lane.check(step.stream)
+    assert step.lane.check(step.stream) == 0
+
+
 def test_each_replay_waits_for_its_own_reply(
     cuda: Double, start_daemon: Any, connect: Any, device_memory: MakeMemory
 ) -> None:

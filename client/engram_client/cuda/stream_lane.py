@@ -139,6 +139,13 @@ class StreamLane(Closing):
         Raises RowIdError, PageCorrupt, ReadFailed (this lane goes on), DaemonLost and RequestTimeout (it is lost),
         GpuError, and EngramError where no use has run since the last call.
         """
+        if self.check(after) == 0:
+            raise EngramError("no use of the lane has run since the last result(): wait for the stream that runs it")
+        return self.out
+
+    def check(self, after: Any) -> int:
+        """Waits for `after`, then returns the number of uses since the last call, all of which were served; raises as
+        result() does otherwise. None may have run: where steps overlap, an earlier call may have seen a later use."""
         if self._lane is None:
             raise EngramError("the lane is closed")
         self._synchronize(after)
@@ -148,17 +155,15 @@ class StreamLane(Closing):
         reply = slot.reply
         if slot.stream_lost:
             self._raise_lost(slot.stream_lost)
-        uses = reply.stream_completed - self._uses_seen
+        uses = int(reply.stream_completed) - self._uses_seen
         failures = reply.stream_failed - self._failures_seen
-        self._uses_seen = reply.stream_completed
+        self._uses_seen = int(reply.stream_completed)
         self._failures_seen = reply.stream_failed
-        if uses == 0:
-            raise EngramError("no use of the lane has run since the last result(): wait for the stream that runs it")
-        if reply.completion != _COMPLETION_OK:
+        if uses and reply.completion != _COMPLETION_OK:
             self._raise_reply(reply)
         if failures:
             raise EngramError(f"{failures} of the lane's last {uses} uses failed; the last one did not")
-        return self.out
+        return uses
 
     def _synchronize(self, after: Any) -> None:
         synchronize = getattr(after, "synchronize", None)

@@ -2,9 +2,11 @@
 
 from .class_shapes import ClassShape, EngineMismatch, check_shapes
 from .device_target import DeviceTarget
+from .host_target import HostTarget
 from .model_check import ModelMismatch, open_layers
 from .settings import EngineSettings, connect_when_up
 from .step_stager import ArenaTarget, LayerTarget, Part, Step, StepStager
+from .table_tensors import is_table_tensor, without_table_tensors
 
 __all__ = [
     "ArenaTarget",
@@ -12,6 +14,7 @@ __all__ = [
     "DeviceTarget",
     "EngineMismatch",
     "EngineSettings",
+    "HostTarget",
     "LayerTarget",
     "ModelMismatch",
     "Part",
@@ -19,5 +22,7 @@ __all__ = [
     "StepStager",
     "check_shapes",
     "connect_when_up",
+    "is_table_tensor",
     "open_layers",
+    "without_table_tensors",
 ]

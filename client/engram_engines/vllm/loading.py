@@ -6,20 +6,11 @@ process, and says no to the tables' tensors of models whose rows come from a dae
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 from vllm.model_executor.model_loader import weight_utils
 
-# layers.L.engram.embed.{weight,scale}, also where an export prefixes the layers or calls the scale weight_scale(_inv),
-# or the embedding embed_tokens.
-_TABLE_TENSOR = re.compile(r"(^|\.)layers\.\d+\.engram\.embed(_tokens)?\.(weight|scale|weight_scale|weight_scale_inv)$")
+from ..core.table_tensors import is_table_tensor, without_table_tensors
 
-
-def is_table_tensor(name: str) -> bool:
-    """Whether a checkpoint's tensor holds rows or scales of an Engram table."""
-    return _TABLE_TENSOR.search(name) is not None
+__all__ = ["is_table_tensor", "skip_table_tensors", "without_table_tensors"]
 
 
 def skip_table_tensors() -> None:
@@ -33,8 +24,3 @@ def skip_table_tensors() -> None:
 
     vars(should_skip_weight)["skips_table_tensors"] = True
     weight_utils.should_skip_weight = should_skip_weight
-
-
-def without_table_tensors(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The weights but for the tables', for loaders that do not ask."""
-    return ((name, weight) for name, weight in weights if not is_table_tensor(name))

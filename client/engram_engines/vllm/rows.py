@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from engram_client import Client, Table, Ticket
+from engram_client import Client, Table
 from vllm.models.deepseek_v41.common.mm_preprocess import image_sentinel_mask
 
 from ..core.device_target import DeviceTarget
+from ..core.host_target import HostTarget
 from ..core.settings import EngineSettings
-from ..core.step_stager import LayerTarget, Pending, Step, StepStager
+from ..core.step_stager import LayerTarget, Step, StepStager
 from .embedding import StagedEngram
 
 logger = logging.getLogger(__name__)
@@ -26,32 +27,6 @@ logger = logging.getLogger(__name__)
 _REPORT_S = 60.0
 #: Device memory for values and for scales.
 Places = tuple[torch.Tensor, torch.Tensor]
-
-
-class HostTarget(LayerTarget):
-    """Rows of a model that lies in host memory, as it does in tests: the CPU copies them."""
-
-    def __init__(self, table: Table, max_rows: int, place: Callable[[int, int], Places]) -> None:
-        self.max_rows = max_rows
-        self._table = table
-        self._place = place
-
-    def submit(self, ids: Any, first_token: int) -> Pending:
-        ticket = self._table.submit(ids, layout="split", on_full="busy")
-        return _HostCopy(ticket, self._place(first_token, ids.shape[0]))
-
-
-class _HostCopy:
-    def __init__(self, ticket: Ticket, places: Places) -> None:
-        self._ticket = ticket
-        self._places = places
-
-    def wait(self, timeout: float | None = None) -> None:
-        for place, rows in zip(self._places, self._ticket.wait(timeout), strict=True):
-            place.numpy()[:] = rows.reshape(place.shape)
-
-    def release(self) -> None:
-        self._ticket.release()
 
 
 class StepRows:
