@@ -106,7 +106,7 @@ def measure(settings: Settings, files: Table) -> Question:
     for _ in range(settings.repetitions):
         drive_s = hot_rows / fio(path, depth, 1).rows_per_s
         for side, folder in (("with heat", saved), ("without", None)):
-            watched = restarted(files, budget, state, folder, probes[1::2], 3 * drive_s)
+            watched = restarted(files, budget, state, folder, probes[1::2], 1.25 * drive_s)
             latency[side].append([1e6 * one for one in watched.seconds])
             if folder is not None:
                 warm_s.append(watched.reached_s(ENOUGH * steady))

@@ -29,9 +29,10 @@ START_DEADLINE_S = 60.0
 
 
 @contextmanager
-def recording(daemon: Daemon, file: Path) -> Iterator[None]:
-    """`engramd record` at its default rate, past its start."""
-    recorder = subprocess.Popen([*ENGRAMD, "record", file, "--socket", daemon.socket], stdout=subprocess.DEVNULL)
+def recording(daemon: Daemon, file: Path, *options: str) -> Iterator[None]:
+    """`engramd record`, past its start; the file is there afterwards."""
+    command = [*ENGRAMD, "record", str(file), "--socket", daemon.socket, *options]
+    recorder = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_DEADLINE_S
         with ControlClient(daemon.socket) as control:
@@ -46,7 +47,6 @@ def recording(daemon: Daemon, file: Path) -> Iterator[None]:
     finally:
         recorder.terminate()
         recorder.wait(START_DEADLINE_S)
-        file.unlink(missing_ok=True)
 
 
 def measure(settings: Settings, files: Table) -> Question:
@@ -94,4 +94,5 @@ def measure_batch(
     )
     name = f"batches of {batch:,} rows in DRAM"
     question.add(f"{name}, miss curve", "rows/s", found["curve"], "no sampling", found["none"])
+    (settings.scratch / "cost.rec").unlink(missing_ok=True)
     question.add(f"{name}, curve and record", "rows/s", found["recording"], "no sampling", found["none"])

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path[0] = os.fspath(Path(__file__).resolve().parent.parent)
 
 from bench import (  # noqa: E402
+    agreement,
     cache_quality,
     dram,
     drive,
@@ -32,7 +33,7 @@ from bench import (  # noqa: E402
 from bench.environment import Settings, Table, make_table  # noqa: E402
 from engramd.measure.report import REPETITIONS, Question, progress  # noqa: E402
 
-QUESTIONS = "abcdefghijk"
+QUESTIONS = "abcdefghijkl"
 
 
 def main() -> int:
@@ -84,6 +85,7 @@ def main() -> int:
         "i": lambda: record_cost.measure(settings, small()),
         "j": lambda: heat_restart.measure(settings, large()),
         "k": lambda: warm_start.measure(settings),
+        "l": lambda: agreement.measure(settings, small()),
     }
     machine = (
         f"{platform.machine()}, {os.cpu_count()} CPUs, kernel {platform.release()}, Python {platform.python_version()}"
