@@ -187,6 +187,12 @@ sanitize-python: $(SETUP_DONE) ## the Python suite's main paths over ASAN and UB
 	  if "/build/asan/" not in m.__file__) or 0)'
 	timeout $(SANITIZED_PYTEST_TIMEOUT_S) $(SANITIZED_PYTHON) -m pytest -m "not slow" -q $(PYTEST_ARGS)
 
+.PHONY: sanitize-gpu
+sanitize-gpu: N = 10000
+sanitize-gpu: ## gpu-soak over ASAN and UBSAN builds of modules and doubles; N batches a mode
+	ENGRAM_SEED=$(SEED) ENGRAM_N=$(N) $(MAKE) sanitize-python SANITIZED_PYTEST_TIMEOUT_S=7200 \
+	  PYTEST_ARGS="tests/gpu -k random_batches --timeout=0" $(SEEDED_END)
+
 # The wheel's tools are installed when they are first needed: a C++ compiler for an old glibc is 80 MB.
 WHEEL_TOOLS := $(VENV)/.wheel-tools-done
 $(WHEEL_TOOLS): $(SETUP_DONE)

@@ -16,9 +16,12 @@ int enter(const char* function) {
 
 }  // namespace
 
-#define ENTER                                        \
-  if (const int code = enter(__func__)) return code; \
-  Gpu& gpu = Gpu::instance()
+// An entry point that acts in a context, and hands on to the device.
+#define FORWARD(name, method, parameters, arguments)   \
+  int name parameters {                                \
+    if (const int code = enter(__func__)) return code; \
+    return Gpu::instance().method arguments;           \
+  }
 
 extern "C" {
 
@@ -95,108 +98,42 @@ int cuCtxPopCurrent_v2(uint64_t* result) {
   current_context = 0;
   return Gpu::instance().call(__func__);
 }
-int cuMemHostRegister_v2(uint64_t address, size_t bytes, unsigned flags) {
-  ENTER;
-  return gpu.register_host(address, bytes, flags);
-}
-int cuMemHostUnregister(uint64_t address) {
-  ENTER;
-  return gpu.unregister_host(address);
-}
-int cuMemHostGetDevicePointer_v2(uint64_t* result, uint64_t address, unsigned) {
-  ENTER;
-  return gpu.device_pointer(result, address);
-}
-int cuMemHostAlloc(uint64_t* result, size_t bytes, unsigned) {
-  ENTER;
-  return gpu.allocate_host(result, bytes);
-}
-int cuMemFreeHost(uint64_t address) {
-  ENTER;
-  return gpu.free_host(address);
-}
-int cuMemAlloc_v2(uint64_t* result, size_t bytes) {
-  ENTER;
-  return gpu.allocate(result, bytes);
-}
-int cuMemFree_v2(uint64_t address) {
-  ENTER;
-  return gpu.free(address);
-}
-int cuMemcpyHtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, uint64_t stream) {
-  ENTER;
-  return gpu.copy_to_device(target, source, bytes, stream);
-}
-int cuMemcpyDtoHAsync_v2(uint64_t target, uint64_t source, size_t bytes, uint64_t stream) {
-  ENTER;
-  return gpu.copy_to_host(target, source, bytes, stream);
-}
-int cuMemcpyAsync(uint64_t target, uint64_t source, size_t bytes, uint64_t stream) {
-  ENTER;
-  return gpu.copy_any(target, source, bytes, stream);
-}
-int cuStreamCreate(uint64_t* result, unsigned) {
-  ENTER;
-  return gpu.create_stream(result);
-}
-int cuStreamDestroy_v2(uint64_t stream) {
-  ENTER;
-  return gpu.destroy_stream(stream);
-}
-int cuStreamSynchronize(uint64_t stream) {
-  ENTER;
-  return gpu.synchronize_stream(stream);
-}
-int cuStreamIsCapturing(uint64_t stream, int* result) {
-  ENTER;
-  return gpu.is_capturing(stream, result);
-}
-int cuStreamBatchMemOp_v2(uint64_t stream, unsigned count, const fake_gpu::MemoryOperation* operations, unsigned) {
-  ENTER;
-  return gpu.memory_operations(stream, count, operations);
-}
-int cuStreamBeginCapture_v2(uint64_t stream, int) {
-  ENTER;
-  return gpu.begin_capture(stream);
-}
-int cuStreamEndCapture(uint64_t stream, uint64_t* graph) {
-  ENTER;
-  return gpu.end_capture(stream, graph);
-}
+FORWARD(cuMemHostRegister_v2, register_host, (uint64_t address, size_t bytes, unsigned flags), (address, bytes, flags))
+FORWARD(cuMemHostUnregister, unregister_host, (uint64_t address), (address))
+FORWARD(cuMemHostGetDevicePointer_v2, device_pointer, (uint64_t * result, uint64_t address, unsigned),
+        (result, address))
+FORWARD(cuMemHostAlloc, allocate_host, (uint64_t * result, size_t bytes, unsigned), (result, bytes))
+FORWARD(cuMemFreeHost, free_host, (uint64_t address), (address))
+FORWARD(cuMemAlloc_v2, allocate, (uint64_t * result, size_t bytes), (result, bytes))
+FORWARD(cuMemFree_v2, free, (uint64_t address), (address))
+FORWARD(cuMemcpyHtoDAsync_v2, copy_to_device, (uint64_t target, uint64_t source, size_t bytes, uint64_t stream),
+        (target, source, bytes, stream))
+FORWARD(cuMemcpyDtoHAsync_v2, copy_to_host, (uint64_t target, uint64_t source, size_t bytes, uint64_t stream),
+        (target, source, bytes, stream))
+FORWARD(cuMemcpyAsync, copy_any, (uint64_t target, uint64_t source, size_t bytes, uint64_t stream),
+        (target, source, bytes, stream))
+FORWARD(cuStreamCreate, create_stream, (uint64_t * result, unsigned), (result))
+FORWARD(cuStreamDestroy_v2, destroy_stream, (uint64_t stream), (stream))
+FORWARD(cuStreamSynchronize, synchronize_stream, (uint64_t stream), (stream))
+FORWARD(cuStreamIsCapturing, is_capturing, (uint64_t stream, int* result), (stream, result))
+FORWARD(cuStreamBatchMemOp_v2, memory_operations,
+        (uint64_t stream, unsigned count, const fake_gpu::MemoryOperation* operations, unsigned),
+        (stream, count, operations))
+FORWARD(cuStreamBeginCapture_v2, begin_capture, (uint64_t stream, int), (stream))
+FORWARD(cuStreamEndCapture, end_capture, (uint64_t stream, uint64_t* graph), (stream, graph))
 int cuGraphInstantiateWithFlags(uint64_t* result, uint64_t graph, uint64_t) {
   *result = graph;
   return Gpu::instance().call(__func__);
 }
-int cuGraphLaunch(uint64_t graph, uint64_t stream) {
-  ENTER;
-  return gpu.launch(graph, stream);
-}
-int cuGraphExecDestroy(uint64_t graph) {
-  ENTER;
-  return gpu.destroy_graph(graph);
-}
+FORWARD(cuGraphLaunch, launch, (uint64_t graph, uint64_t stream), (graph, stream))
+FORWARD(cuGraphExecDestroy, destroy_graph, (uint64_t graph), (graph))
 int cuGraphDestroy(uint64_t) {
   return Gpu::instance().call(__func__);
 }
-int cuEventCreate(uint64_t* result, unsigned) {
-  ENTER;
-  return gpu.create_event(result);
-}
-int cuEventDestroy_v2(uint64_t event) {
-  ENTER;
-  return gpu.destroy_event(event);
-}
-int cuEventRecord(uint64_t event, uint64_t stream) {
-  ENTER;
-  return gpu.record_event(event, stream);
-}
-int cuEventQuery(uint64_t event) {
-  ENTER;
-  return gpu.query_event(event);
-}
-int cuEventSynchronize(uint64_t event) {
-  ENTER;
-  return gpu.synchronize_event(event);
-}
+FORWARD(cuEventCreate, create_event, (uint64_t * result, unsigned), (result))
+FORWARD(cuEventDestroy_v2, destroy_event, (uint64_t event), (event))
+FORWARD(cuEventRecord, record_event, (uint64_t event, uint64_t stream), (event, stream))
+FORWARD(cuEventQuery, query_event, (uint64_t event), (event))
+FORWARD(cuEventSynchronize, synchronize_event, (uint64_t event), (event))
 
 }  // extern "C"

@@ -63,15 +63,19 @@ Gpu& Gpu::instance() {
   return gpu;
 }
 
+int Gpu::take_failure(Failures& failures, const std::string& function) {
+  const auto failure = failures.find(function);
+  if (failure == failures.end() || failure->second.second-- > 0) return 0;
+  const int code = failure->second.first;
+  failures.erase(failure);
+  return code;
+}
+
 int Gpu::call(const char* function) {
   const std::lock_guard guard(lock_);
   ++calls_[function];
-  if (failures_.empty()) return 0;
-  const auto failure = failures_.find(function);
-  if (failure == failures_.end() || failure->second.second-- > 0) return 0;
-  const int code = failure->second.first;
-  failures_.erase(failure);
-  return code;
+  if (const int lost = lost_) return lost;
+  return failures_.empty() ? 0 : take_failure(failures_, function);
 }
 
 void Gpu::fail(const std::string& function, int code, uint64_t after) {
@@ -81,6 +85,24 @@ void Gpu::fail(const std::string& function, int code, uint64_t after) {
   } else {
     failures_[function] = {code, after};
   }
+}
+
+void Gpu::fail_in_stream(const std::string& work, int code, uint64_t after) {
+  const std::lock_guard guard(lock_);
+  stream_failures_[work] = {code, after};
+}
+
+// On a stream's thread.
+void Gpu::run_work(const std::string& name, const Work& work) {
+  if (lost_ != 0) return;
+  {
+    const std::lock_guard guard(lock_);
+    if (const int code = take_failure(stream_failures_, name)) {
+      lost_ = code;
+      return;
+    }
+  }
+  work();
 }
 
 uint64_t Gpu::calls(const std::string& function) {
@@ -93,6 +115,9 @@ void Gpu::forget_calls() {
   calls_.clear();
   counters_.clear();
   failures_.clear();
+  stream_failures_.clear();
+  // The end of a context gives back what was registered in it.
+  if (lost_.exchange(0) != 0) std::erase_if(host_ranges_, [](const auto& range) { return !range.second.pinned; });
 }
 
 uint64_t Gpu::counter(const std::string& name) {
@@ -228,6 +253,11 @@ std::shared_ptr<Stream> Gpu::stream_of(uint64_t handle) {
   return found == streams_.end() ? nullptr : found->second;
 }
 
+int Gpu::enqueue(const char* name, uint64_t handle, Work body) {
+  Work work = [this, name, body = std::move(body)] { run_work(name, body); };
+  return enqueue(handle, std::move(work));
+}
+
 int Gpu::enqueue(uint64_t handle, Work work) {
   const auto stream = stream_of(handle);
   if (stream == nullptr) return kInvalidHandle;
@@ -253,7 +283,7 @@ int Gpu::copy_to_device(uint64_t target, uint64_t source, uint64_t bytes, uint64
     counters_["bytes_to_device"] += bytes;
   }
   if (zero_cost_) return kSuccess;
-  return enqueue(stream, [this, host_target, source, bytes] {
+  return enqueue("copy_to_device", stream, [this, host_target, source, bytes] {
     delay();
     std::memcpy(reinterpret_cast<void*>(host_target), reinterpret_cast<const void*>(source), bytes);
   });
@@ -269,7 +299,7 @@ int Gpu::copy_to_host(uint64_t target, uint64_t source, uint64_t bytes, uint64_t
     if (range == nullptr) ++counters_["pageable_copies"];
     if (range != nullptr && range->read_only) return kInvalidValue;
   }
-  return enqueue(stream, [this, target, host_source, bytes] {
+  return enqueue("copy_to_host", stream, [this, target, host_source, bytes] {
     delay();
     std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(host_source), bytes);
   });
@@ -283,7 +313,7 @@ int Gpu::copy_any(uint64_t target, uint64_t source, uint64_t bytes, uint64_t str
     host_source = resolve(source, bytes, false);
     if (host_target == 0 || host_source == 0) return kInvalidValue;
   }
-  return enqueue(stream, [this, host_target, host_source, bytes] {
+  return enqueue("copy_any", stream, [this, host_target, host_source, bytes] {
     delay();
     std::memcpy(reinterpret_cast<void*>(host_target), reinterpret_cast<const void*>(host_source), bytes);
   });
@@ -299,7 +329,7 @@ int Gpu::memory_operations(uint64_t stream, unsigned count, const MemoryOperatio
       if (operation.address == 0 || operation.address % 4 != 0) return kInvalidValue;
     }
   }
-  return enqueue(stream, [batch] {
+  return enqueue("memory_operations", stream, [batch] {
     for (const MemoryOperation& operation : batch) {
       std::atomic_ref word(*reinterpret_cast<uint32_t*>(operation.address));
       const auto value = static_cast<uint32_t>(operation.value);
@@ -340,7 +370,7 @@ int Gpu::synchronize_stream(uint64_t handle) {
   if (stream->capturing) return kCaptureUnsupported;
   const uint64_t target = stream->enqueued;
   stream->changed.wait(guard, [&] { return stream->done >= target; });
-  return kSuccess;
+  return lost_;
 }
 
 int Gpu::is_capturing(uint64_t handle, int* result) {
@@ -448,7 +478,7 @@ int Gpu::synchronize_event(uint64_t handle) {
   if (stream == nullptr) return kSuccess;
   std::unique_lock guard(stream->lock);
   stream->changed.wait(guard, [&] { return stream->done >= target; });
-  return kSuccess;
+  return lost_;
 }
 
 }  // namespace fake_gpu
@@ -458,6 +488,9 @@ extern "C" {
 // What the tests use to steer the double.
 void fake_gpu_fail(const char* function, int code, uint64_t after) {
   fake_gpu::Gpu::instance().fail(function, code, after);
+}
+void fake_gpu_fail_in_stream(const char* work, int code, uint64_t after) {
+  fake_gpu::Gpu::instance().fail_in_stream(work, code, after);
 }
 uint64_t fake_gpu_calls(const char* function) {
   return fake_gpu::Gpu::instance().calls(function);

@@ -79,6 +79,9 @@ class Gpu {
   // Counts a call; returns the error that was ordered for it, or 0.
   int call(const char* function);
   void fail(const std::string& function, int code, uint64_t after);
+  // The piece of work of this name (the method that enqueues it) fails when it runs, in a replayed graph too, and the
+  // context is lost: from then on all work is dropped and every call returns `code`, until forget_calls().
+  void fail_in_stream(const std::string& work, int code, uint64_t after);
   uint64_t calls(const std::string& function);
   uint64_t counter(const std::string& name);
   void set_option(const std::string& name, int64_t value);
@@ -121,7 +124,12 @@ class Gpu {
   };
 
   std::shared_ptr<Stream> stream_of(uint64_t handle);
+  int enqueue(const char* name, uint64_t stream, Work body);
   int enqueue(uint64_t stream, Work work);
+  void run_work(const std::string& name, const Work& work);
+  // The error that was ordered for this use of the function, or 0. The lock is held.
+  using Failures = std::map<std::string, std::pair<int, uint64_t>>;
+  static int take_failure(Failures& failures, const std::string& function);
   // The host's address of a device address of `bytes` bytes, or 0.
   uint64_t resolve(uint64_t address, uint64_t bytes, bool for_writing);
   uint64_t resolve_device(uint64_t address, uint64_t bytes);
@@ -131,7 +139,9 @@ class Gpu {
   std::mutex lock_;
   std::map<std::string, uint64_t> calls_;
   std::map<std::string, uint64_t> counters_;
-  std::map<std::string, std::pair<int, uint64_t>> failures_;
+  Failures failures_;
+  Failures stream_failures_;
+  std::atomic<int> lost_{0};  // the code of the error that has ended the context
   std::map<std::string, int64_t> options_;
   std::map<uint64_t, HostRange> host_ranges_;
   std::map<uint64_t, uint64_t> device_ranges_;

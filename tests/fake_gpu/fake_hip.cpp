@@ -7,9 +7,12 @@ namespace {
 thread_local int current_device = 0;
 }
 
-#define ENTER                                                       \
-  if (const int code = Gpu::instance().call(__func__)) return code; \
-  Gpu& gpu = Gpu::instance()
+// An entry point that hands on to the device.
+#define FORWARD(name, method, parameters, arguments)                  \
+  int name parameters {                                               \
+    if (const int code = Gpu::instance().call(__func__)) return code; \
+    return Gpu::instance().method arguments;                          \
+  }
 
 extern "C" {
 
@@ -47,77 +50,25 @@ int hipSetDevice(int device) {
   current_device = device;
   return 0;
 }
-int hipHostRegister(uint64_t address, size_t bytes, unsigned flags) {
-  ENTER;
-  return gpu.register_host(address, bytes, flags);
-}
-int hipHostUnregister(uint64_t address) {
-  ENTER;
-  return gpu.unregister_host(address);
-}
-int hipHostGetDevicePointer(uint64_t* result, uint64_t address, unsigned) {
-  ENTER;
-  return gpu.device_pointer(result, address);
-}
-int hipHostMalloc(uint64_t* result, size_t bytes, unsigned) {
-  ENTER;
-  return gpu.allocate_host(result, bytes);
-}
-int hipHostFree(uint64_t address) {
-  ENTER;
-  return gpu.free_host(address);
-}
-int hipMalloc(uint64_t* result, size_t bytes) {
-  ENTER;
-  return gpu.allocate(result, bytes);
-}
-int hipFree(uint64_t address) {
-  ENTER;
-  return gpu.free(address);
-}
-int hipMemcpyHtoDAsync(uint64_t target, uint64_t source, size_t bytes, uint64_t stream) {
-  ENTER;
-  return gpu.copy_to_device(target, source, bytes, stream);
-}
-int hipMemcpyDtoHAsync(uint64_t target, uint64_t source, size_t bytes, uint64_t stream) {
-  ENTER;
-  return gpu.copy_to_host(target, source, bytes, stream);
-}
-int hipStreamCreateWithFlags(uint64_t* result, unsigned) {
-  ENTER;
-  return gpu.create_stream(result);
-}
-int hipStreamDestroy(uint64_t stream) {
-  ENTER;
-  return gpu.destroy_stream(stream);
-}
-int hipStreamSynchronize(uint64_t stream) {
-  ENTER;
-  return gpu.synchronize_stream(stream);
-}
-int hipStreamIsCapturing(uint64_t stream, int* result) {
-  ENTER;
-  return gpu.is_capturing(stream, result);
-}
-int hipEventCreateWithFlags(uint64_t* result, unsigned) {
-  ENTER;
-  return gpu.create_event(result);
-}
-int hipEventDestroy(uint64_t event) {
-  ENTER;
-  return gpu.destroy_event(event);
-}
-int hipEventRecord(uint64_t event, uint64_t stream) {
-  ENTER;
-  return gpu.record_event(event, stream);
-}
-int hipEventQuery(uint64_t event) {
-  ENTER;
-  return gpu.query_event(event);
-}
-int hipEventSynchronize(uint64_t event) {
-  ENTER;
-  return gpu.synchronize_event(event);
-}
+FORWARD(hipHostRegister, register_host, (uint64_t address, size_t bytes, unsigned flags), (address, bytes, flags))
+FORWARD(hipHostUnregister, unregister_host, (uint64_t address), (address))
+FORWARD(hipHostGetDevicePointer, device_pointer, (uint64_t * result, uint64_t address, unsigned), (result, address))
+FORWARD(hipHostMalloc, allocate_host, (uint64_t * result, size_t bytes, unsigned), (result, bytes))
+FORWARD(hipHostFree, free_host, (uint64_t address), (address))
+FORWARD(hipMalloc, allocate, (uint64_t * result, size_t bytes), (result, bytes))
+FORWARD(hipFree, free, (uint64_t address), (address))
+FORWARD(hipMemcpyHtoDAsync, copy_to_device, (uint64_t target, uint64_t source, size_t bytes, uint64_t stream),
+        (target, source, bytes, stream))
+FORWARD(hipMemcpyDtoHAsync, copy_to_host, (uint64_t target, uint64_t source, size_t bytes, uint64_t stream),
+        (target, source, bytes, stream))
+FORWARD(hipStreamCreateWithFlags, create_stream, (uint64_t * result, unsigned), (result))
+FORWARD(hipStreamDestroy, destroy_stream, (uint64_t stream), (stream))
+FORWARD(hipStreamSynchronize, synchronize_stream, (uint64_t stream), (stream))
+FORWARD(hipStreamIsCapturing, is_capturing, (uint64_t stream, int* result), (stream, result))
+FORWARD(hipEventCreateWithFlags, create_event, (uint64_t * result, unsigned), (result))
+FORWARD(hipEventDestroy, destroy_event, (uint64_t event), (event))
+FORWARD(hipEventRecord, record_event, (uint64_t event, uint64_t stream), (event, stream))
+FORWARD(hipEventQuery, query_event, (uint64_t event), (event))
+FORWARD(hipEventSynchronize, synchronize_event, (uint64_t event), (event))
 
 }  // extern "C"

@@ -67,6 +67,10 @@ class Double:
         """The call of `function` after `after` more returns `code`; 0 takes the order back."""
         self.library.fake_gpu_fail(function.encode(), code, ctypes.c_uint64(after))
 
+    def fail_in_stream(self, work: str, code: int, after: int = 0) -> None:
+        """Such work (a method of the double) fails when it runs, after `after` more. The context is lost then."""
+        self.library.fake_gpu_fail_in_stream(work.encode(), code, ctypes.c_uint64(after))
+
     def calls(self, function: str) -> int:
         return int(self.library.fake_gpu_calls(function.encode()))
 

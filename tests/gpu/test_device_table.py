@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .conftest import ROW_BYTES, VALUE_BYTES, DeviceMemory, Double, end_stream, new_stream, wait_until
 
 BATCHES = int(os.environ.get("ENGRAM_N") or 150)
+SEED = int(os.environ.get("ENGRAM_SEED") or 1)
 MakeMemory = Callable[..., DeviceMemory]
 
 
@@ -324,7 +325,7 @@ def test_the_tables_of_several_threads(gpu: Double, client: Any, device_memory: 
 def test_random_batches_with_injected_errors(gpu: Double, client: Any, device_memory: MakeMemory, mode: str) -> None:
     """ENGRAM_N batches (10,000 in `make gpu-soak`): each is exact, with one copy a piece, or an error."""
     table = client.table(layer=1)
-    generator = np.random.default_rng(BATCHES)
+    generator = np.random.default_rng([SEED, BATCHES])
     prefix = "cu" if gpu.kind == "cuda" else "hip"
     suffix = "_v2" if gpu.kind == "cuda" else ""
     injectable = [gpu.copy_function, f"{prefix}EventRecord", f"{prefix}StreamIsCapturing"]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from .conftest import ROW_BYTES, VALUE_BYTES, DeviceMemory, Double, end_stream, new_stream, wait_until
 
 BATCHES = int(os.environ.get("ENGRAM_N") or 150)
+SEED = int(os.environ.get("ENGRAM_SEED") or 1)
 ROWS = 48
 MakeMemory = Callable[..., DeviceMemory]
 
@@ -49,9 +50,10 @@ class Step:
         self.driver.leave(entered)
         return graph.value
 
-    def launch(self, graph: int) -> None:
+    def launch(self, graph: int, code: int = 0) -> None:
+        """One replay; `code`: what the driver's call must return."""
         entered = self.driver.enter()
-        assert self.double.library.cuGraphLaunch(ctypes.c_uint64(graph), ctypes.c_uint64(self.stream)) == 0
+        assert self.double.library.cuGraphLaunch(ctypes.c_uint64(graph), ctypes.c_uint64(self.stream)) == code
         self.driver.leave(entered)
 
     def write_ids(self, ids: NDArray[np.int64]) -> None:
@@ -267,6 +269,51 @@ def test_a_stuck_daemon_ends_at_the_deadline_for_good(
         again.expect(np.arange(ROWS))
 
 
+# What a replay does, one after the other: work of the double and how many such pieces come before it.
+@pytest.mark.parametrize(
+    ("work", "before"),
+    [
+        pytest.param("copy_any", 0, id="ids"),
+        pytest.param("memory_operations", 0, id="doorbell and wait"),
+        pytest.param("copy_any", 1, id="status"),
+        pytest.param("copy_to_device", 0, id="rows"),
+        pytest.param("memory_operations", 1, id="reset"),
+    ],
+)
+def test_a_device_that_fails_inside_a_replay(
+    cuda: Double, start_daemon: Any, connect: Any, device_memory: MakeMemory, work: str, before: int
+) -> None:
+    """The step has no rows, whatever of it had run; a new client goes on once the device is there again."""
+    daemon = start_daemon()
+    client = connect(daemon)
+    ids = np.arange(ROWS)
+    device = DeviceTable(client.table(layer=1), 0)
+    step = Step(cuda, device, device_memory, deadline_s=0.5)
+    graph = step.capture()
+    for _ in range(2):
+        step.write_ids(ids)
+        step.launch(graph)
+        step.expect(ids)
+    cuda.fail_in_stream(work, 700, before)
+    step.launch(graph)
+    with pytest.raises(GpuError, match=r"ILLEGAL_ADDRESS \(700\)"):
+        step.lane.result(step.stream)
+    with pytest.raises(GpuError, match="700"):
+        device.fetch(ids, 1, step.stream)
+    with pytest.raises(GpuError, match="700"):
+        step.lane.close()
+    with pytest.raises(GpuError, match="700"):
+        device.close()
+    cuda.reset()
+    with DeviceTable(connect(daemon).table(layer=1), 0) as again:
+        step = Step(cuda, again, device_memory)
+        graph = step.capture()
+        step.write_ids(ids + 5)
+        step.launch(graph)
+        step.expect(ids + 5)
+        step.lane.close()
+
+
 def test_what_lanes_refuse(
     cuda: Double, doubles: dict[str, Double], start_daemon: Any, connect: Any, device_memory: MakeMemory
 ) -> None:
@@ -325,7 +372,7 @@ def test_random_batches_with_injected_errors(
 ) -> None:
     """ENGRAM_N uses (10,000 in `make gpu-soak`): each is exact, with one copy of rows, or an error."""
     table = device.table
-    generator = np.random.default_rng(BATCHES + 1)
+    generator = np.random.default_rng([SEED, BATCHES])
     step = Step(cuda, device, device_memory)
     graph = step.capture() if mode == "graph" else 0
     failed = 0
@@ -336,7 +383,15 @@ def test_random_batches_with_injected_errors(
             ids[ROWS // 2] = table.num_rows
         step.write_ids(ids)
         cuda.option("delay_us", int(generator.integers(0, 200)) if generator.random() < 0.2 else 0)
-        refused = mode == "eager" and generator.random() < 0.05
+        refused = generator.random() < 0.05
+        if refused and mode == "graph":
+            # Nothing of the replay has run: the rows of the one before it must not pass for this one's.
+            cuda.fail("cuGraphLaunch", 700)
+            step.launch(graph, code=700)
+            with pytest.raises(engram_client.EngramError, match="no use"):
+                step.lane.result(step.stream)
+            failed += 1
+            continue
         if refused:
             # Before anything of the use is in the stream: what follows a refused call is the program's own affair.
             cuda.fail("cuMemcpyAsync", 700)

@@ -25,6 +25,8 @@ from collections.abc import Callable
 
 MAGIC = 0x4D474E45
 HELLO, WELCOME, REFUSED, CATALOGUE_REQUEST, CATALOGUE, MAPPED = 1, 2, 3, 4, 5, 6
+STREAM_SLOTS = 1  # a flag of the hello
+ARM_STREAMS = 3  # an operation
 SLOT_BYTES = 256
 F_ADD_SEALS, F_SEAL_WRITE = 1033, 0x8
 PUNCH_HOLE_KEEP_SIZE = 3
@@ -37,20 +39,20 @@ class Ended(Exception):
     """The daemon ended the session."""
 
 
-def message(kind: int, body: bytes = b"") -> bytes:
-    return struct.pack("=IHHII", MAGIC, 1, kind, 16 + len(body), 0) + body
+def message(kind: int, body: bytes = b"", flags: int = 0) -> bytes:
+    return struct.pack("=IHHII", MAGIC, 1, kind, 16 + len(body), flags) + body
 
 
 class Ring:
     """A session made by hand."""
 
-    def __init__(self, path: str, arena_bytes: int = 1 << 16) -> None:
+    def __init__(self, path: str, arena_bytes: int = 1 << 16, flags: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(30)
         self.fds: list[int] = []
         try:
             self.socket.connect(path + ".ring")
-            self.socket.send(message(HELLO, struct.pack("=IIQ64s", 1, 1, arena_bytes, b"scribbler")))
+            self.socket.send(message(HELLO, struct.pack("=IIQ64s", 1, 1, arena_bytes, b"scribbler"), flags))
             data, fds, _, _ = socket.recv_fds(self.socket, 4096, 8)
             self.fds = list(fds)
         except OSError:
@@ -59,8 +61,9 @@ class Ring:
         if not data or struct.unpack_from("=IHH", data)[2] != WELCOME:
             self.close()
             raise Ended
+        welcome = struct.unpack_from("=IIQq7QII", data, 16)
         (_, self.worker, self.session, _, self.ring_bytes, self.arena_bytes, self.submit, self.slots, self.ids,
-         self.ids_bytes, _, self.slot_count, _) = struct.unpack_from("=IIQq7QII", data, 16)  # fmt: skip
+         self.ids_bytes, _, self.slot_count, self.stream_slot_count) = welcome  # fmt: skip
         self.ring = mmap.mmap(self.fds[0], self.ring_bytes)
         self.state = mmap.mmap(self.fds[2], 4096, prot=mmap.PROT_READ)
         self.tail = 0
@@ -105,6 +108,17 @@ class Ring:
         self.put(at + 64, "=I", 0)
         self.put(at + 128, "=I", 0)
 
+    def arm(self, slot: int, lease_ms: int) -> None:
+        """Asks the daemon to look at the doorbells of the stream slots, which follow the others."""
+        self.request(slot, [ARM_STREAMS, 0, 0, 0, 0, 0, 0, 0, 0, 1, lease_ms, 0])
+        self.submit_slot(slot)
+
+    def ring_stream(self, slot: int, value: int = 1) -> None:
+        self.put(self.slots + slot * SLOT_BYTES + 192, "=I", value)
+
+    def rings(self, slot: int) -> int:
+        return int(struct.unpack_from("=I", self.ring, self.slots + slot * SLOT_BYTES + 192)[0])
+
     def completion(self, slot: int) -> int:
         return int(struct.unpack_from("=I", self.ring, self.slots + slot * SLOT_BYTES + 64)[0])
 
@@ -120,7 +134,8 @@ class Scribbler:
         self.ring: Ring | None = None
         self.actions: list[Callable[[Ring], None]] = [
             self.random_bytes, self.move_tail, self.mutated_request, self.mutated_request, self.slot_twice,
-            self.huge_count, self.changing_ids, self.doorbell, self.stream_doorbell, self.descriptors, self.waiting,
+            self.huge_count, self.changing_ids, self.doorbell, self.stream_doorbell, self.stream_request,
+            self.stream_request, self.arm, self.descriptors, self.waiting,
             self.good_request, self.good_request, self.split, self.message, self.leave_in_flight,
         ]  # fmt: skip
 
@@ -150,7 +165,7 @@ class Scribbler:
         end = time.monotonic() + 30
         while time.monotonic() < end:
             try:
-                self.ring = Ring(self.path)
+                self.ring = Ring(self.path, flags=self.random.choice([0, STREAM_SLOTS, STREAM_SLOTS]))
                 self.sessions += 1
                 return
             except Ended:
@@ -271,9 +286,36 @@ class Scribbler:
             pass
 
     def stream_doorbell(self, ring: Ring) -> None:
-        slot = self.random.randrange(ring.slot_count)
+        """Doorbell and latch of any slot, also of those that have none."""
+        slot = self.random.randrange(ring.slot_count + ring.stream_slot_count)
         self_at = ring.slots + slot * SLOT_BYTES + 192
         ring.put(self_at, "=II", self.random.choice(WORDS), self.random.choice(WORDS))
+
+    def arm(self, ring: Ring) -> None:
+        """Leases of any length, also in sessions without stream slots."""
+        ring.arm(self.random.randrange(ring.slot_count), self.random.choice([0, 1, 1000, *LONG_WORDS]))
+
+    def stream_request(self, ring: Ring) -> None:
+        """A use of a stream slot: good, with wrong fields, with ids that change while it is taken, rung twice."""
+        if ring.stream_slot_count == 0:
+            return
+        slot = ring.slot_count + self.random.randrange(ring.stream_slot_count)
+        fields = self.good_fields(ring)
+        kind = self.random.randrange(4)
+        if kind == 0:
+            fields[self.random.choice([0, 1, 2])] = self.random.choice(WORDS)
+            fields[self.random.choice([5, 6, 10, 11])] = self.random.choice(LONG_WORDS)
+        ring.request(slot, fields)
+        ring.ring_stream(slot)
+        if kind == 1:
+            ring.knock()
+            for turn in range(20):
+                ring.ring[ring.ids : ring.ids + 384] = self.random.randbytes(384) if turn % 2 else bytes(384)
+                ring.put(ring.slots + slot * SLOT_BYTES + 8, "=I", self.random.choice([48, 0xFFFFFFFF]))
+        if kind == 2 and self.random.random() < 0.3:
+            ring.knock()
+            time.sleep(0.0005)
+            ring.ring_stream(slot)
 
     def waiting(self, ring: Ring) -> None:
         slot = self.random.randrange(ring.slot_count)

@@ -49,6 +49,25 @@ def slot_in_use(ring: Any) -> None:
     ring.submit_slot(0)
 
 
+def stream_doorbell_of_two(ring: Any) -> None:
+    ring.arm(0, 10_000)
+    ring.ring_stream(ring.slot_count, 2)
+
+
+def stream_doorbell_in_use(ring: Any) -> None:
+    """Rung again as soon as it is taken: soon enough the rows of a use are still being read."""
+    ring.arm(0, 10_000)
+    ring.knock()
+    slot = ring.slot_count + 1
+    ring.request(slot, [1, 1, 200, 8, 0, 0, 0, 0, 0, 1, 200, 0])
+    for number in range(200):
+        ring.put(ring.ids + 8 * number, "=q", number * 100)
+    end = time.monotonic() + DEADLINE_S
+    while not ring.ended() and time.monotonic() < end:
+        if ring.rings(slot) == 0:
+            ring.ring_stream(slot)
+
+
 def second_hello(ring: Any) -> None:
     ring.socket.send(scribbler.message(scribbler.HELLO, bytes(80)))
 
@@ -57,7 +76,18 @@ def unknown_message(ring: Any) -> None:
     ring.socket.send(scribbler.message(99))
 
 
-@pytest.mark.parametrize("offence", [moved_tail, slot_out_of_range, slot_in_use, second_hello, unknown_message])
+@pytest.mark.parametrize(
+    "offence",
+    [
+        moved_tail,
+        slot_out_of_range,
+        slot_in_use,
+        stream_doorbell_of_two,
+        stream_doorbell_in_use,
+        second_hello,
+        unknown_message,
+    ],
+)
 def test_an_offender_is_dropped_with_one_line(
     start_daemon: Any, level: Any, rows: dict[int, Any], offence: Callable[[Any], None]
 ) -> None:
@@ -68,7 +98,7 @@ def test_an_offender_is_dropped_with_one_line(
         assert np.array_equal(table.fetch(ids), rows[1][ids])
         held = level(daemon)
         descriptors = held.descriptors()
-        ring = scribbler.Ring(daemon.socket, 1 << 18)
+        ring = scribbler.Ring(daemon.socket, 1 << 18, scribbler.STREAM_SLOTS)
         offence(ring)
         ring.knock()
         end = time.monotonic() + DEADLINE_S
