@@ -27,12 +27,13 @@ MIN_SHARE = 0.001
 
 @dataclass(frozen=True)
 class LayerPolicy:
-    """dram_share: of the budget, for the cache named by `cache` (a table, or a table and a layer); None: the common
-    cache."""
+    """resident_layout: how rows lie in memory where they are resident. dram_share: of the budget, for the cache named
+    by `cache` (a table, or a table and a layer); None: the common cache."""
 
     tier: str = "auto"
     dram_share: float | None = None
     cache: str = ""
+    resident_layout: str = "packed"
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,20 @@ class TierPolicy:
 
 
 def _as_text(policy: LayerPolicy) -> str:
-    return policy.tier + (f" ({policy.dram_share:g} of dram)" if policy.dram_share is not None else "")
+    share_text = f" ({policy.dram_share:g} of dram)" if policy.dram_share is not None else ""
+    return policy.tier + share_text + (", split" if policy.resident_layout == "split" else "")
 
 
 def _as_json(policy: LayerPolicy) -> dict[str, Any]:
-    return {"tier": policy.tier, **({} if policy.dram_share is None else {"dram_share": policy.dram_share})}
+    shown: dict[str, Any] = {"tier": policy.tier, "resident_layout": policy.resident_layout}
+    return shown if policy.dram_share is None else {**shown, "dram_share": policy.dram_share}
 
 
-# The keys of a table's and of a layer's entry, with what passes, and what they mean.
-KEYS: dict[str, tuple[Check, str]] = {
-    "tier": (choice(*TIERS), "where rows are to live"),
-    "dram_share": (share(MIN_SHARE), "share of `dram` for a cache of the table's, or the layer's, own"),
+# The keys of a table's and of a layer's entry, with what passes.
+KEYS: dict[str, Check] = {
+    "tier": choice(*TIERS),
+    "dram_share": share(MIN_SHARE),
+    "resident_layout": choice("packed", "split"),
 }
 
 
@@ -98,7 +102,7 @@ def read_policy(
 
 
 def _read(inherited: LayerPolicy, cache: str, entry: dict[str, Any], where: Callable[..., str]) -> LayerPolicy:
-    values = {key: check.convert(entry[key], where(key)) for key, (check, _) in KEYS.items() if key in entry}
+    values = {key: check.convert(entry[key], where(key)) for key, check in KEYS.items() if key in entry}
     if "dram_share" in values:
         values["cache"] = cache
     policy = replace(inherited, **values)

@@ -11,7 +11,7 @@ import os
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from engramd._engine import ffi, lib
 from engramd.config import Settings
@@ -33,6 +33,7 @@ _POLICY_TIERS = {
     "resident": lib.ENGRAM_POLICY_RESIDENT,
     "cached": lib.ENGRAM_POLICY_CACHED,
 }
+_LAYOUTS = {"packed": lib.ENGRAM_LAYOUT_PACKED, "split": lib.ENGRAM_LAYOUT_SPLIT}
 # The client raises these classes; statistics and control replies name errors by them.
 ERROR_CLASSES = {
     lib.ENGRAM_STATUS_ROW_ID: "RowIdError",
@@ -76,6 +77,14 @@ class Event:
     text: str
 
 
+class KeptRows(Protocol):
+    """See engramd.daemon.kept_memory."""
+
+    def of(self, table_id: bytes, generation: int, layer: int) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
 class SessionRefused(Exception):
     """The engine opens no session; `status` is an ENGRAM_STATUS_* for the client."""
 
@@ -87,8 +96,11 @@ class SessionRefused(Exception):
 class Engine:
     """A running engine with the layers of some tables. Raises EngramdError where it cannot be made."""
 
-    def __init__(self, settings: Settings, tables: list[ServedTable], *, start: bool = True) -> None:
-        """start=False: for checks alone, it never serves."""
+    def __init__(
+        self, settings: Settings, tables: list[ServedTable], *, kept: KeptRows | None = None, start: bool = True
+    ) -> None:
+        """kept: gives what an earlier daemon may have left of a layer's rows; a descriptor that this does not close.
+        start=False: for checks alone, it never serves."""
         error = ffi.new("char[]", _ERROR_BYTES)
         options = ffi.new("engram_engine_options *")
         options.dram_bytes = settings.dram_bytes
@@ -107,7 +119,9 @@ class Engine:
         self._cache_groups: dict[str, int] = {"": 0}  # by the name of the cache in a policy
         try:
             for table in tables:
-                self.layers += self.add_table(table)
+                self.layers += self.add_table(table, kept)
+            if kept is not None:
+                kept.close()
             if start and lib.engram_engine_start(self._engine, error, _ERROR_BYTES) != 0:
                 raise EngramdError(f"the engine does not start: {text_of(error)}")
         except BaseException:
@@ -121,7 +135,7 @@ class Engine:
         """The native engine, for modules that call functions of their own; NULL after destroy."""
         return self._engine
 
-    def add_table(self, table: ServedTable) -> list[ServedLayer]:
+    def add_table(self, table: ServedTable, kept: KeptRows | None = None) -> list[ServedLayer]:
         """Opens a table's layers in the engine, under new handles. Raises EngramdError, with none of them left."""
         error = ffi.new("char[]", _ERROR_BYTES)
         manifest = table.manifest
@@ -139,6 +153,9 @@ class Engine:
             options.files = files
             options.file_count = len(descriptors)
             options.policy = self._policy(table.policy.of(layer.layer))[0]
+            memory = kept.of(manifest.table_id, manifest.generation, layer.layer) if kept is not None else None
+            kept_memory = ffi.NULL if memory is None else ffi.new("int *", memory)
+            options.kept_memory = kept_memory
             handle = ffi.new("uint32_t *")
             if lib.engram_engine_add_layer(self._engine, options, handle, error, _ERROR_BYTES) != 0:
                 for other in added:
@@ -166,6 +183,24 @@ class Engine:
         if lib.engram_engine_check_place(self._engine, dram_bytes, handles, len(handles), error, _ERROR_BYTES) != 0:
             raise EngramdError(text_of(error))
 
+    def resident_memory(self, handle: int) -> tuple[Any, int]:
+        """(engram_resident_memory *, a read-only descriptor for the caller to close) of a resident layer, once all of
+        it has been checked. Raises EngramdError with the reason where there is none."""
+        error = ffi.new("char[]", _ERROR_BYTES)
+        memory = ffi.new("engram_resident_memory *")
+        if lib.engram_engine_resident_memory(self._engine, handle, memory, error, _ERROR_BYTES) != 0:
+            raise EngramdError(text_of(error))
+        try:
+            return memory, reopen(memory.descriptor)
+        except OSError as failure:
+            raise EngramdError(f"no descriptor for it: {failure.strerror}") from None
+        finally:
+            os.close(memory.descriptor)
+
+    def hold(self, handle: int, change: int) -> None:
+        """Says that one more client (1) or one fewer (-1) has a layer's resident rows mapped."""
+        lib.engram_engine_hold(self._engine, handle, change)
+
     def set_policy(self, layer: ServedLayer, policy: LayerPolicy) -> None:
         """Changes what `place` is to do with a layer from its next call on."""
         lib.engram_engine_set_policy(self._engine, layer.handle, self._policy(policy))
@@ -176,6 +211,7 @@ class Engine:
         converted.tier = _POLICY_TIERS[policy.tier]
         converted.cache_group = self._cache_groups.setdefault(policy.cache, len(self._cache_groups))
         converted.cache_share = policy.dram_share or 0.0
+        converted.row_layout = _LAYOUTS[policy.resident_layout]
         return converted
 
     def hot_rows(self, handle: int, piece_rows: int) -> Iterator[array[int]]:

@@ -150,6 +150,7 @@ class Statistics:
                     "tier": TIER_NAMES[found["tier"]],
                     **_policy(layer),
                     "dram_bytes": found["dram_bytes"],
+                    "maps": found["maps"],
                     **{name: found[name] for name in _LAYER_COUNTERS},
                     "background_reads": found["background_reads"] + self._scrubber.pages_read(layer.handle),
                     "errors": _errors(found["errors"]),
@@ -160,7 +161,7 @@ class Statistics:
 
 def _policy(layer: ServedLayer) -> dict[str, Any]:
     policy = layer.table.policy.of(layer.layer)
-    return {"tier_policy": policy.tier, "dram_share": policy.dram_share}
+    return {"tier_policy": policy.tier, "dram_share": policy.dram_share, "resident_layout": policy.resident_layout}
 
 
 def _errors(by_status: list[int]) -> dict[str, int]:
@@ -174,12 +175,10 @@ def _errors(by_status: list[int]) -> dict[str, int]:
 
 
 def transparent_huge_bytes() -> int:
-    """This process's anonymous memory in transparent huge pages, 0 where the kernel does not say."""
+    """This process's memory in transparent huge pages, its own and what it shares; 0 where the kernel does not say."""
     try:
         with open("/proc/self/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith(b"AnonHugePages:"):
-                    return int(line.split()[1]) * 1024
+            huge = [line.split() for line in file if line.startswith((b"AnonHugePages:", b"ShmemPmdMapped:"))]
     except OSError:
         return 0
-    return 0
+    return sum(int(words[1]) * 1024 for words in huge)

@@ -122,6 +122,29 @@ double engram_bench_gather_run(engram_bench_gather* gather, const int64_t* ids, 
   return elapsed.count();
 }
 
+double engram_bench_gather_run_split(engram_bench_gather* gather, uint32_t value_bytes, const int64_t* ids,
+                                     uint64_t batch_rows, uint64_t batches) {
+  if (batch_rows == 0 || batch_rows * gather->row_bytes > gather->reply_bytes || value_bytes > gather->row_bytes) {
+    return -1;
+  }
+  for (std::uint64_t i = 0; i < batch_rows * batches; ++i) {
+    if (ids[i] < 0 || static_cast<std::uint64_t>(ids[i]) >= gather->row_count) return -1;
+  }
+  const std::uint32_t scale_bytes = gather->row_bytes - value_bytes;
+  const engram::PartCopier copier = engram::choose_part_copier(value_bytes, scale_bytes);
+  const std::uint8_t* values = gather->rows.data();
+  const engram::PartSources sources{values, values + gather->row_count * value_bytes, value_bytes, scale_bytes};
+  const Destination destination{gather->reply, nullptr, gather->row_bytes, 0};
+  const auto start = std::chrono::steady_clock::now();
+  for (std::uint64_t batch = 0; batch < batches; ++batch) {
+    for (std::uint64_t first = 0; first < batch_rows; first += kBlockRows) {
+      const auto count = static_cast<std::uint32_t>(std::min(kBlockRows, batch_rows - first));
+      copier(sources, ids + batch * batch_rows + first, count, destination, first);
+    }
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 uint8_t* engram_bench_gather_rows(engram_bench_gather* gather) {
   return gather->rows.data();
 }

@@ -52,8 +52,9 @@ struct Batch {
   std::vector<std::uint8_t> missed;  // by position: its row had to be read
   Destination destination;
   Copiers copiers;
-  bool all_in_dram = false;       // decided when it began: all rows are resident
-  bool knows_duplicates = false;  // `first` and rows_distinct are there: from the first miss on
+  PartCopier part_copier = nullptr;  // where the layer is resident in split layout
+  bool all_in_dram = false;          // decided when it began: all rows are resident
+  bool knows_duplicates = false;     // `first` and rows_distinct are there: from the first miss on
   bool has_duplicates = false;
   bool prefetch = false;
   bool warm = false;  // a prefetch of the daemon's own, answered when its rows are there

@@ -49,6 +49,36 @@ inline __attribute__((always_inline)) void copy_rows(const std::uint8_t* const* 
 }
 
 template <typename Vector, std::uint32_t kValues, std::uint32_t kScales>
+inline __attribute__((always_inline)) void copy_parts(const PartSources& sources, const std::int64_t* rows,
+                                                      std::uint32_t count, const Destination& destination,
+                                                      std::uint64_t first) {
+  const std::uint32_t value_bytes = kValues != 0 ? kValues : sources.value_bytes;
+  const std::uint32_t scale_bytes = kValues != 0 ? kScales : sources.scale_bytes;
+  const bool split = destination.scale_bytes != 0;
+  const std::uint32_t stride = split ? value_bytes : value_bytes + scale_bytes;
+  const std::uint32_t scale_stride = split ? scale_bytes : stride;
+  std::uint8_t* values = destination.values + first * stride;
+  std::uint8_t* scales = split ? destination.scales + first * scale_bytes : values + value_bytes;
+  const auto prefetch = [&](std::int64_t row) {
+    if (row < 0) return;
+    prefetch_row(sources.values + static_cast<std::uint64_t>(row) * value_bytes, value_bytes);
+    __builtin_prefetch(sources.scales + static_cast<std::uint64_t>(row) * scale_bytes, 0, 2);
+  };
+  for (std::uint32_t i = 0; i < count && i < kDistance; ++i) prefetch(rows[i]);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (i + kDistance < count) prefetch(rows[i + kDistance]);
+    if (rows[i] < 0) {
+      if (rows[i] != kNoRow) destination.put_zeros(first + i);
+      continue;
+    }
+    const auto row = static_cast<std::uint64_t>(rows[i]);
+    copy_vectors<Vector>(values + std::uint64_t{i} * stride, sources.values + row * value_bytes, value_bytes);
+    copy_vectors<std::uint64_t>(scales + std::uint64_t{i} * scale_stride, sources.scales + row * scale_bytes,
+                                scale_bytes);
+  }
+}
+
+template <typename Vector, std::uint32_t kValues, std::uint32_t kScales>
 inline __attribute__((always_inline)) void copy_slots(const SlotSources& sources, std::uint32_t count,
                                                       const Destination& destination, std::uint64_t first) {
   const std::uint32_t value_bytes = kValues != 0 ? kValues : destination.value_bytes;
@@ -96,6 +126,12 @@ void copy_slots_baseline(const SlotSources& sources, std::uint32_t count, const 
   copy_slots<Vector16, kValues, kScales>(sources, count, destination, first);
 }
 
+template <std::uint32_t kValues, std::uint32_t kScales>
+void copy_parts_baseline(const PartSources& sources, const std::int64_t* rows, std::uint32_t count,
+                         const Destination& destination, std::uint64_t first) {
+  copy_parts<Vector16, kValues, kScales>(sources, rows, count, destination, first);
+}
+
 #if defined(__x86_64__)
 using Vector32 = std::uint8_t __attribute__((vector_size(32)));
 using Vector64 = std::uint8_t __attribute__((vector_size(64)));
@@ -127,6 +163,23 @@ __attribute__((target("avx512f,avx512vl,avx512bw"))) void copy_slots_avx512(cons
                                                                             std::uint64_t first) {
   copy_slots<Vector64, kValues, kScales>(sources, count, destination, first);
 }
+
+template <std::uint32_t kValues, std::uint32_t kScales>
+__attribute__((target("avx2"))) void copy_parts_avx2(const PartSources& sources, const std::int64_t* rows,
+                                                     std::uint32_t count, const Destination& destination,
+                                                     std::uint64_t first) {
+  copy_parts<Vector32, kValues, kScales>(sources, rows, count, destination, first);
+}
+
+template <std::uint32_t kValues, std::uint32_t kScales>
+__attribute__((target("avx512f,avx512vl,avx512bw"))) void copy_parts_avx512(const PartSources& sources,
+                                                                            const std::int64_t* rows,
+                                                                            std::uint32_t count,
+                                                                            const Destination& destination,
+                                                                            std::uint64_t first) {
+  copy_parts<Vector64, kValues, kScales>(sources, rows, count, destination, first);
+}
+
 #endif
 
 template <std::uint32_t kValues, std::uint32_t kScales>
@@ -140,7 +193,22 @@ Copiers choose() {
   return {copy_baseline<kValues, kScales>, copy_slots_baseline<kValues, kScales>};
 }
 
+template <std::uint32_t kValues, std::uint32_t kScales>
+PartCopier choose_parts() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+    return copy_parts_avx512<kValues, kScales>;
+  }
+  if (__builtin_cpu_supports("avx2")) return copy_parts_avx2<kValues, kScales>;
+#endif
+  return copy_parts_baseline<kValues, kScales>;
+}
+
 }  // namespace
+
+PartCopier choose_part_copier(std::uint32_t value_bytes, std::uint32_t scale_bytes) {
+  return value_bytes == 256 && scale_bytes == 8 ? choose_parts<256, 8>() : choose_parts<0, 0>();
+}
 
 Copiers choose_copiers(std::uint32_t value_bytes, std::uint32_t scale_bytes) {
   if (value_bytes == 264 && scale_bytes == 0) return choose<264, 0>();

@@ -42,11 +42,25 @@ struct SlotSources {
 using SlotCopier = void (*)(const SlotSources& sources, std::uint32_t count, const Destination& destination,
                             std::uint64_t first);
 
-// The best copiers for this machine and this layout.
+// The same from rows whose values and scales lie apart, by row number; -1 gives zero bytes, kNoRow is skipped. The
+// destination has either layout.
+struct PartSources {
+  const std::uint8_t* values = nullptr;
+  const std::uint8_t* scales = nullptr;
+  std::uint32_t value_bytes = 0;
+  std::uint32_t scale_bytes = 0;
+};
+constexpr std::int64_t kNoRow = -2;
+using PartCopier = void (*)(const PartSources& sources, const std::int64_t* rows, std::uint32_t count,
+                            const Destination& destination, std::uint64_t first);
+
+// The best copiers for this machine and a destination's layout.
 struct Copiers {
   RowCopier rows = nullptr;
   SlotCopier slots = nullptr;
 };
 Copiers choose_copiers(std::uint32_t value_bytes, std::uint32_t scale_bytes);
+// The best one for this machine and rows of these parts.
+PartCopier choose_part_copier(std::uint32_t value_bytes, std::uint32_t scale_bytes);
 
 }  // namespace engram

@@ -273,6 +273,7 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
     out.dram_bytes = placement->resident != nullptr ? layer->bytes()
                      : cache != caches_.end()       ? cache->second.budget_bytes
                                                     : 0;
+    out.maps = layer->held;
     out.rows_total = layer->rows;
     out.background_reads = layer->background_reads.load(std::memory_order_relaxed);
     for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {
@@ -334,8 +335,8 @@ void Engine::read_counters(engram_engine_counters* counters) {
       const auto placement = layer->placement();
       const ResidentRows* resident = placement->resident.get();
       if (resident == nullptr) continue;
-      out.used_bytes += resident->used_bytes() + resident->bitmap_bytes();
-      out.metadata_bytes += resident->bitmap_bytes();
+      out.used_bytes += resident->used_bytes() + resident->metadata_bytes();
+      out.metadata_bytes += resident->metadata_bytes();
       out.hugetlb_bytes += resident->hugetlb_bytes();
       out.rows_cached += resident->used_bytes() / layer->row_bytes;
     }

@@ -1,10 +1,13 @@
 // Which rows live in DRAM: decided at start, and anew for a new budget, policy or generation. What stays as it was
 // keeps its rows. Memory that is given up is freed before new memory is taken, so the budget holds at every moment;
 // rows are served from their files meanwhile.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "engine/engine.h"
 #include "ring/futex.h"
@@ -50,7 +53,8 @@ bool Engine::free_all_but(const PlacementPlan& plan, std::string& error) {
     const std::shared_ptr<const Placement> now = layer->placement();
     bool stays = false;
     if (now->resident != nullptr) {
-      stays = std::find(plan.resident.begin(), plan.resident.end(), layer.get()) != plan.resident.end();
+      stays = std::find(plan.resident.begin(), plan.resident.end(), layer.get()) != plan.resident.end() &&
+              now->resident->row_layout() == layer->resident_layout();
       kept += stays ? 1 : 0;
     } else if (now->cache != nullptr) {
       const auto kept_cache = caches_.find(cache_key_of(*layer));
@@ -74,10 +78,12 @@ bool Engine::make_resident(const PlacementPlan& plan, std::string& error) {
   for (Layer* layer : plan.resident) {
     if (layer->placement()->resident != nullptr) continue;
     auto placement = std::make_shared<Placement>();
-    placement->resident = make_dram<ResidentRows>(layer->rows, layer->layout);
+    placement->resident =
+        make_dram<ResidentRows>(layer->format, layer->resident_layout(), std::exchange(layer->kept, {}));
     if (!placement->resident->valid()) {
-      error = "cannot map " + std::to_string(layer->bytes()) + " bytes of memory for layer " +
-              std::to_string(layer->layer) + ": lower --dram below the size of the tables, or let it be cached";
+      error = "cannot get " + std::to_string(layer->bytes()) + " bytes of memory for layer " +
+              std::to_string(layer->layer) + " (" + placement->resident->error() +
+              "): lower --dram below the size of the tables, or let it be cached";
       return false;
     }
     layer->set_placement(std::move(placement));
@@ -122,13 +128,14 @@ void Engine::start_loader() {
 
 bool Engine::place_locked(std::uint64_t dram_bytes, std::string& error) {
   PlacementPlan plan;
-  if (!plan_placement(served_layers(), dram_bytes, plan, error)) return false;
+  if (!plan_placement(served_layers(), dram_bytes, held_bytes(), plan, error)) return false;
   loader_.reset();
   bool placed = free_all_but(plan, error);
   if (placed) {
     dram_bytes_ = dram_bytes;
     placed = make_resident(plan, error) && make_caches(plan, error);
   }
+  for (const auto& layer : layers_) layer->kept.reset();  // what was not taken over
   start_loader();
   return placed;
 }
@@ -141,7 +148,67 @@ bool Engine::check_place(std::uint64_t dram_bytes, const std::uint32_t* without,
     return std::find(without, without + count, layer->handle) != without + count;
   });
   PlacementPlan plan;
-  return plan_placement(layers, dram_bytes, plan, error);
+  std::uint64_t held = held_bytes();
+  std::vector<const Layer*> mapped;  // of those that go
+  for (const Layer* layer : served_layers()) {
+    const bool goes = std::find(layers.begin(), layers.end(), layer) == layers.end();
+    if (!goes || layer->held == 0) continue;
+    held += layer->bytes();
+    mapped.push_back(layer);
+  }
+  if (!plan_placement(layers, dram_bytes, held, plan, error)) return false;
+  for (const Layer* old : mapped) {
+    const auto replaces = [&](const Layer* layer) { return layer->layer == old->layer && layer->handle > old->handle; };
+    if (std::any_of(plan.resident.begin(), plan.resident.end(), replaces)) continue;
+    error = "layer " + std::to_string(old->layer) + " is mapped by " + std::to_string(old->held) +
+            " client(s), and the DRAM budget of " + std::to_string(dram_bytes) +
+            " does not cover both generations: close those maps, or raise dram";
+    return false;
+  }
+  return true;
+}
+
+// Of generations that are gone but for clients that have them mapped.
+std::uint64_t Engine::held_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& layer : layers_) bytes += layer->retired() && layer->held != 0 ? layer->bytes() : 0;
+  return bytes;
+}
+
+bool Engine::resident_memory(std::uint32_t handle, engram_resident_memory* memory, std::string& error) {
+  const Layer* layer = shared_.layer(handle);
+  if (layer == nullptr) {
+    error = "no layer has the handle " + std::to_string(handle);
+    return false;
+  }
+  if (layer->retired()) {
+    error = "this generation is no longer served";
+    return false;
+  }
+  const std::shared_ptr<ResidentRows> resident = layer->placement()->resident;
+  if (resident == nullptr) {
+    error = "it is not resident, but cached: give the layer the tier \"resident\", or raise dram";
+    return false;
+  }
+  if (!resident->complete()) {
+    error = resident->finished() ? "it has damaged pages, which are left to the drive: repair the table and reload it"
+                                 : "it is still being read: " + std::to_string(resident->used_bytes()) + " of " +
+                                       std::to_string(layer->bytes()) + " bytes are there";
+    return false;
+  }
+  *memory = resident->memory();
+  memory->descriptor = fcntl(memory->descriptor, F_DUPFD_CLOEXEC, 0);
+  if (memory->descriptor < 0) error = std::strerror(errno);
+  return memory->descriptor >= 0;
+}
+
+std::uint32_t Engine::hold(std::uint32_t handle, int change) {
+  Layer* layer = shared_.layer(handle);
+  if (layer == nullptr) return ENGRAM_STATUS_UNKNOWN_TABLE;
+  const std::lock_guard lock(layers_mutex_);
+  if (change < 0 && layer->held == 0) return ENGRAM_STATUS_BAD_REQUEST;
+  layer->held += change < 0 ? -1 : 1;
+  return 0;
 }
 
 std::uint32_t Engine::set_policy(std::uint32_t handle, const engram_layer_policy& policy) {

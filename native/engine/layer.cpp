@@ -34,34 +34,23 @@ std::uint64_t file_pages(std::uint64_t pages, std::uint64_t stripe_pages, std::u
 
 }  // namespace
 
-ResidentRows::ResidentRows(std::uint64_t rows, const PageLayout& layout)
-    : row_bytes_(layout.row_bytes),
-      rows_per_page_(layout.rows_per_page),
-      memory_(rows * layout.row_bytes),
-      loaded_((rows / layout.rows_per_page + 64) / 64) {}
-
-void ResidentRows::store_page(std::uint64_t page, const std::uint8_t* rows, std::uint32_t row_count) {
-  const std::uint64_t bytes = std::uint64_t{row_count} * row_bytes_;
-  std::memcpy(memory_.data() + page * rows_per_page_ * row_bytes_, rows, bytes);
-  loaded_[page / 64].fetch_or(std::uint64_t{1} << (page % 64), std::memory_order_release);
-  used_bytes_.store(used_bytes_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
-}
-
 Layer::Layer(const engram_layer_options& options, std::uint32_t handle_, std::uint32_t workers)
     : handle(handle_),
       layer(options.layer),
       rows(options.rows),
       row_bytes(options.row_bytes),
       value_bytes(options.value_bytes),
+      format(page_format(options)),
       layout(options.row_bytes),
-      seed(make_row_seed(page_format(options))),
+      seed(make_row_seed(format)),
       policy(options.policy),
       counters(new LayerCounters[workers]),
       stripe_pages_(options.stripe_pages),
       placement_(std::make_shared<Placement>()) {}
 
 bool Layer::is_valid(const engram_layer_policy& policy) {
-  return policy.tier <= ENGRAM_POLICY_CACHED && policy.cache_share >= 0 && policy.cache_share <= 1;
+  return policy.tier <= ENGRAM_POLICY_CACHED && policy.row_layout <= ENGRAM_LAYOUT_SPLIT && policy.cache_share >= 0 &&
+         policy.cache_share <= 1;
 }
 
 std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uint32_t handle, std::uint32_t workers,
@@ -73,7 +62,7 @@ std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uin
     return nullptr;
   }
   if (!is_valid(options.policy)) {
-    error = name + ": its policy names no tier, or a share that is not from 0 to 1";
+    error = name + ": its policy names no tier or layout, or a share that is not from 0 to 1";
     return nullptr;
   }
   if (options.rows == 0 || options.rows >= kMaxRows || options.value_bytes == 0 ||
@@ -107,6 +96,7 @@ std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uin
     }
     layer->files_.push_back(std::move(descriptor));
   }
+  if (options.kept_memory != nullptr) layer->kept = UniqueFd(fcntl(*options.kept_memory, F_DUPFD_CLOEXEC, 0));
   return layer;
 }
 

@@ -11,52 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "common/huge_memory.h"
 #include "common/unique_fd.h"
 #include "engine/counters.h"
+#include "engine/resident_rows.h"
 #include "engram/engine.h"
 #include "pages/page_codec.h"
 
 namespace engram {
 
 class RowCache;
-
-// All rows of a layer in DRAM, in row order, filled page by page in the background by one loader thread. A page's bit
-// is set after its rows are in place (release); a reader tests it (acquire) before it touches them. Once all pages are
-// there `complete` is set and bits are not looked at any more.
-class ResidentRows {
- public:
-  ResidentRows(std::uint64_t rows, const PageLayout& layout);
-
-  bool valid() const { return memory_.valid(); }
-  const std::uint8_t* row(std::uint64_t row) const { return memory_.data() + row * row_bytes_; }
-  bool has_page(std::uint64_t page) const {
-    return (loaded_[page / 64].load(std::memory_order_acquire) >> (page % 64) & 1) != 0;
-  }
-  bool complete() const { return complete_.load(std::memory_order_acquire); }
-
-  // Loader thread only.
-  void store_page(std::uint64_t page, const std::uint8_t* rows, std::uint32_t row_count);
-  // All pages have been tried; `all_good` = each one is there.
-  void finish(bool all_good) {
-    finished_.store(true, std::memory_order_release);
-    if (all_good) complete_.store(true, std::memory_order_release);
-  }
-  bool finished() const { return finished_.load(std::memory_order_acquire); }
-
-  std::uint64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
-  std::uint64_t bitmap_bytes() const { return loaded_.size() * sizeof(std::uint64_t); }
-  std::uint64_t hugetlb_bytes() const { return memory_.kind() == HugeMemory::Kind::hugetlb ? memory_.bytes() : 0; }
-
- private:
-  std::uint32_t row_bytes_;
-  std::uint32_t rows_per_page_;
-  HugeMemory memory_;
-  std::vector<std::atomic<std::uint64_t>> loaded_;
-  std::atomic<bool> finished_{false};
-  std::atomic<bool> complete_{false};
-  std::atomic<std::uint64_t> used_bytes_{0};
-};
 
 // A layer's rows in DRAM: all of them, or those that the cache holds (shared with other layers of this row size), or
 // none.
@@ -88,6 +51,9 @@ class Layer {
   static bool is_valid(const engram_layer_policy& policy);
   std::uint64_t stripe_pages() const { return stripe_pages_; }
   std::uint64_t pages() const { return (rows + layout.rows_per_page - 1) / layout.rows_per_page; }
+  std::uint32_t resident_layout() const {
+    return value_bytes < row_bytes ? policy.row_layout : std::uint32_t{ENGRAM_LAYOUT_PACKED};
+  }
   std::uint64_t bytes() const { return rows * row_bytes; }
 
   // Whether a row as it lies in a page buffer is the right one.
@@ -125,10 +91,16 @@ class Layer {
   const std::uint64_t rows;
   const std::uint32_t row_bytes;
   const std::uint32_t value_bytes;
+  const engram_page_format format;
   const PageLayout layout;
   const RowSeed seed;
 
   engram_layer_policy policy;  // under the engine's lock on layers
+  UniqueFd kept;               // memory of an earlier process that may hold the rows; under the same lock
+
+  // How many clients' sessions have the resident rows mapped: their memory stays until they let go. Under the same
+  // lock.
+  std::uint32_t held = 0;
 
   std::unique_ptr<LayerCounters[]> counters;  // one per worker
   std::atomic<std::uint64_t> background_reads{0};

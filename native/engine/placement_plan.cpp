@@ -26,10 +26,17 @@ std::string too_little(const PlacementPlan& plan, std::uint64_t resident_bytes, 
   return text + "let layers be cached";
 }
 
+// Whether clients have the rows mapped in another layout than they are to have.
+bool is_mapped_otherwise(const Layer& layer) {
+  const std::shared_ptr<ResidentRows> resident = layer.placement()->resident;
+  return layer.held != 0 && resident != nullptr && resident->row_layout() != layer.resident_layout();
+}
+
 }  // namespace
 
-bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t dram_bytes, PlacementPlan& plan,
-                    std::string& error) {
+bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t budget_bytes, std::uint64_t held_bytes,
+                    PlacementPlan& plan, std::string& error) {
+  const std::uint64_t dram_bytes = budget_bytes - std::min(budget_bytes, held_bytes);
   std::uint64_t all_bytes = 0;
   for (const Layer* layer : layers) all_bytes += layer->bytes();
   const bool covers = dram_bytes >= all_bytes;
@@ -43,7 +50,14 @@ bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t dram_bytes,
     if (policy.tier == ENGRAM_POLICY_RESIDENT || (policy.tier == ENGRAM_POLICY_AUTO && covers)) {
       plan.resident.push_back(layer);
       resident_bytes += layer->bytes();
-      continue;
+      if (!is_mapped_otherwise(*layer)) continue;
+    }
+    if (layer->held != 0) {
+      error =
+          "layer " + std::to_string(layer->layer) + " is mapped by " + std::to_string(layer->held) +
+          " client(s), so it must stay resident as it is: close their maps, or give it the tier \"resident\" and its "
+          "layout and a budget that covers it";
+      return false;
     }
     plan.cached.push_back(layer);
     const CacheKey key = cache_key_of(*layer);
@@ -59,6 +73,10 @@ bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t dram_bytes,
   }
   if (resident_bytes > dram_bytes || share_bytes > dram_bytes - resident_bytes) {
     error = too_little(plan, resident_bytes, share_bytes, share, dram_bytes);
+    if (held_bytes != 0) {
+      error += " (of the whole budget, " + std::to_string(held_bytes) +
+               " bytes are generations that clients have mapped: close those maps)";
+    }
     return false;
   }
   const std::uint64_t rest = dram_bytes - resident_bytes - share_bytes;

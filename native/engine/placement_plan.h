@@ -32,7 +32,9 @@ inline CacheKey cache_key_of(const Layer& layer) {
 // Layers whose tier is automatic become resident where the budget covers the rows of all layers. What resident layers
 // and shares leave is divided among common caches by the sizes of their layers. False, with a sentence, where resident
 // layers and shares together exceed the budget. Caller holds the engine's lock on layers.
-bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t dram_bytes, PlacementPlan& plan,
-                    std::string& error);
+// held_bytes of the budget are taken by generations that clients still have mapped; a layer of `layers` that clients
+// have mapped must stay resident in its layout.
+bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t dram_bytes, std::uint64_t held_bytes,
+                    PlacementPlan& plan, std::string& error);
 
 }  // namespace engram

@@ -68,13 +68,23 @@ void ResidentLoader::run() {
   }
 }
 
+// Checks rows that an earlier process left against their digests; returns how many pages fail.
+std::uint64_t ResidentLoader::take_over(const Layer& layer, ResidentRows& resident) {
+  std::uint64_t bad_pages = 0;
+  for (std::uint64_t page = 0; page < layer.pages() && !stop_.load() && !layer.retired(); ++page) {
+    if (!resident.has_page(page) && !resident.take_over_page(page)) ++bad_pages;
+  }
+  return bad_pages;
+}
+
 void ResidentLoader::load(Layer& layer, ResidentRows& resident) {
   const PageLayout& layout = layer.layout;
   const std::uint64_t run_pages = std::max<std::uint64_t>(1, kReadBytes / layout.page_bytes);
   const std::unique_ptr<std::uint8_t, Free> buffer(
       static_cast<std::uint8_t*>(std::aligned_alloc(kPageUnitBytes, run_pages * layout.page_bytes)));
-  std::uint64_t bad_pages = 0;
-  for (std::uint64_t first = 0; first < layer.pages() && !stop_.load() && !layer.retired();) {
+  std::uint64_t bad_pages = resident.is_taken_over() ? take_over(layer, resident) : 0;
+  for (std::uint64_t first = 0;
+       first < layer.pages() && !resident.is_taken_over() && !stop_.load() && !layer.retired();) {
     if (resident.has_page(first)) {  // an earlier loader's work
       ++first;
       continue;
@@ -97,19 +107,22 @@ void ResidentLoader::load(Layer& layer, ResidentRows& resident) {
         layer.background_reads.fetch_add(1, std::memory_order_relaxed);
       }
       if (good) {
-        resident.store_page(page, bytes, layer.rows_in_page(page));
+        resident.store_page(page, bytes);
       } else {
         ++bad_pages;
       }
     }
     first += count;
   }
+  for (std::uint64_t piece = 0; !stop_.load() && !layer.retired() && resident.collapse_piece(piece); ++piece) continue;
   if (stop_.load() || layer.retired()) return;
   resident.finish(bad_pages == 0);
   engram_event event{};
   event.kind = ENGRAM_EVENT_RESIDENT;
   event.handle = layer.handle;
   event.row_id = static_cast<std::int64_t>(bad_pages);
+  const std::string note = resident.is_taken_over() ? "taken over" : resident.kept_refusal();
+  note.copy(event.text, sizeof event.text - 1);
   events_.push(event);
 }
 

@@ -27,6 +27,7 @@ class ResidentLoader {
  private:
   void run();
   void load(Layer& layer, ResidentRows& resident);
+  std::uint64_t take_over(const Layer& layer, ResidentRows& resident);
 
   std::vector<Work> work_;
   EventQueue& events_;

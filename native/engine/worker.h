@@ -151,6 +151,7 @@ class Worker {
   void look_up_block(Batch& batch);
   void copy_block(Batch& batch, std::uint32_t begin, std::uint32_t count);
   void copy_resident(Batch& batch, std::uint32_t begin, std::uint32_t count);
+  void copy_resident_parts(Batch& batch, const ResidentRows& resident, std::uint32_t begin, std::uint32_t count);
   void copy_cached(Batch& batch, RowCache& cache, std::uint32_t begin, std::uint32_t count);
   void account(Batch& batch, std::uint32_t begin, std::uint32_t count);
   void find_duplicates(Batch& batch);

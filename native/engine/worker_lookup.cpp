@@ -56,6 +56,10 @@ void Worker::copy_block(Batch& batch, std::uint32_t begin, std::uint32_t count) 
 
 void Worker::copy_resident(Batch& batch, std::uint32_t begin, std::uint32_t count) {
   const ResidentRows* resident = batch.placement->resident.get();
+  if (resident != nullptr && resident->is_split()) {
+    copy_resident_parts(batch, *resident, begin, count);
+    return;
+  }
   const std::int64_t* ids = batch.ids.data() + begin;
   const std::uint8_t* sources[RowCache::kBlockRows];
   if (batch.all_in_dram) {
@@ -71,6 +75,24 @@ void Worker::copy_resident(Batch& batch, std::uint32_t begin, std::uint32_t coun
     }
   }
   if (!batch.prefetch) batch.copiers.rows(sources, count, batch.destination, begin);
+}
+
+void Worker::copy_resident_parts(Batch& batch, const ResidentRows& resident, std::uint32_t begin, std::uint32_t count) {
+  const std::int64_t* ids = batch.ids.data() + begin;
+  std::int64_t there[RowCache::kBlockRows];
+  if (!batch.all_in_dram) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const bool missed = ids[i] >= 0 && !resident.has_page(batch.layer->page_of(static_cast<std::uint64_t>(ids[i])));
+      there[i] = missed ? kNoRow : ids[i];
+      batch.missed[begin + i] = missed ? 1 : 0;
+    }
+    ids = there;
+  }
+  if (batch.prefetch) return;
+  const Layer& layer = *batch.layer;
+  const PartSources sources{resident.values(), resident.scales(), layer.value_bytes,
+                            layer.row_bytes - layer.value_bytes};
+  batch.part_copier(sources, ids, count, batch.destination, begin);
 }
 
 // Inside the cache's epoch.

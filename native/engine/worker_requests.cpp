@@ -261,6 +261,9 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
     batch.destination.value_bytes = layer.row_bytes;
   }
   batch.copiers = choose_copiers(batch.destination.value_bytes, batch.destination.scale_bytes);
+  if (placement.resident != nullptr && placement.resident->is_split()) {
+    batch.part_copier = choose_part_copier(layer.value_bytes, layer.row_bytes - layer.value_bytes);
+  }
   last_demand_ns_ = static_cast<std::int64_t>(batch.taken_ns);
   batch.all_in_dram = placement.resident != nullptr && placement.resident->complete();
   if (!batch.all_in_dram) batch.missed.assign(count, 0);

@@ -69,9 +69,9 @@ def all_rows(socket: str) -> np.ndarray:
 
 def resident_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
+        if line.startswith("Rss:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError("no Anonymous line")
+    raise AssertionError("no Rss line")
 
 
 def test_budget_changes_under_load(start_daemon: Any, engramd: Any) -> None:

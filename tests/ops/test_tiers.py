@@ -74,7 +74,7 @@ def test_a_resident_layer_beside_a_cached_one(
     assert after[14]["dram_misses"] == after[14]["rows"]
     with engram_client.connect(daemon.socket) as client:
         dram = client.stats()["dram"]
-        assert dram["used_bytes"] <= dram["budget_bytes"] + 4096
+        assert dram["used_bytes"] <= dram["budget_bytes"] + size // 100  # digests and bitmap of the resident rows
 
 
 def test_cached_stays_cached_whatever_the_budget(start_daemon: Any, configured: Any, layers: Any) -> None:

@@ -30,8 +30,10 @@ extern "C" {
 
 #define ENGRAM_EVENT_VIOLATION 1 /* a session broke the protocol; the daemon should close it */
 #define ENGRAM_EVENT_PAGE 2      /* a page could not be served: status, handle, page, row_id, error_number */
-#define ENGRAM_EVENT_RESIDENT 3  /* a layer became resident: handle; row_id = bad pages left to NVMe */
-#define ENGRAM_EVENT_READER 4    /* what the reader is and why: text */
+#define ENGRAM_EVENT_RESIDENT                                                                 \
+  3 /* a layer became resident: handle; row_id = bad pages left to NVMe; text: of memory kept \
+       by an earlier process, "taken over" or why not */
+#define ENGRAM_EVENT_READER 4 /* what the reader is and why: text */
 
 typedef struct engram_engine engram_engine;
 
@@ -51,7 +53,9 @@ typedef struct engram_engine_options {
 typedef struct engram_layer_policy {
   uint32_t tier;        /* ENGRAM_POLICY_*: which tier the layer is to have, whatever it has now */
   uint32_t cache_group; /* cached layers of one group and row size share a cache; 0 = the common one */
-  double cache_share;   /* 0 .. 1 of the budget, for the cache of a group other than 0 (the same in all its layers) */
+  uint32_t row_layout;  /* ENGRAM_LAYOUT_*: how a resident layer's rows lie in memory */
+  uint32_t reserved;
+  double cache_share; /* 0 .. 1 of the budget, for the cache of a group other than 0 (the same in all its layers) */
 } engram_layer_policy;
 
 typedef struct engram_layer_options {
@@ -64,9 +68,23 @@ typedef struct engram_layer_options {
   uint32_t stripe_pages;
   uint32_t file_count;
   engram_layer_policy policy;
+  const int* kept_memory; /* NULL, or a descriptor of an earlier process's resident rows: taken over where they are
+                             these rows in this layout, each page once its digest is right. The engine duplicates it */
   const int*
       files; /* descriptors opened for reading, O_DIRECT where the filesystem has it; the engine duplicates them */
 } engram_layer_options;
+
+/* Resident rows as they lie in a memfd that nobody else can write. Row r of a packed layout is at r * row_bytes; of a
+ * split one its values are at r * value_bytes, its scales at scales_offset + r * (row_bytes - value_bytes). */
+typedef struct engram_resident_memory {
+  int descriptor;
+  uint32_t row_layout; /* ENGRAM_LAYOUT_* */
+  uint64_t rows;
+  uint32_t row_bytes;
+  uint32_t value_bytes;
+  uint64_t scales_offset; /* split only */
+  uint64_t bytes;         /* to be mapped, from the file's beginning on */
+} engram_resident_memory;
 
 typedef struct engram_session_descriptors {
   int ring; /* the caller sends and closes these three */
@@ -86,6 +104,7 @@ typedef struct engram_layer_counters {
   uint32_t handle;
   uint32_t tier;       /* ENGRAM_TIER_* */
   uint64_t dram_bytes; /* a resident layer's rows; else the budget of the cache that it shares */
+  uint64_t maps;       /* clients' sessions that have its resident rows mapped */
   uint64_t rows_total;
   uint64_t requests;
   uint64_t rows;
@@ -177,6 +196,14 @@ int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const 
  * shares exceed the budget. Memory that is given up is freed before new memory is taken, so the budget is not exceeded;
  * resident layers that stay so keep their rows, and so do caches whose budget stays. Waits for running batches. */
 int engram_engine_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes);
+/* A layer's resident rows, once every page of it has been checked; the caller closes the descriptor. Else -1 and a
+ * sentence. */
+int engram_engine_resident_memory(engram_engine* engine, uint32_t handle, engram_resident_memory* memory, char* error,
+                                  uint64_t error_bytes);
+/* Says that one more client (change 1) or one fewer (-1) has a layer's resident rows mapped. While any has, the layer
+ * stays resident (placements that would end that are refused), and if it is retired its memory counts against the
+ * budget. */
+int engram_engine_hold(engram_engine* engine, uint32_t handle, int change);
 /* Rows of a layer that the row cache holds, hottest first, in pieces: fills `rows` and moves *cursor (0 to begin);
  * returns how many, 0 at the end. Rows that move meanwhile may be missed or come twice. */
 uint64_t engram_engine_hot_rows(engram_engine* engine, uint32_t handle, uint64_t* cursor, uint64_t* rows,
