@@ -22,6 +22,7 @@ from .errors import (
     TableMismatch,
     UnknownTable,
 )
+from .layer_map import LayerMap
 from .table import Table, Ticket
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "CurveKeys",
     "DaemonLost",
     "EngramError",
+    "LayerMap",
     "NgramHasher",
     "PageCorrupt",
     "ReadFailed",

@@ -16,6 +16,7 @@ from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
 from .control import ControlRequest
 from .errors import DaemonLost, EngramError, RequestTimeout, TableMismatch
 from .layer import LayerInfo, check_successor
+from .layer_map import LayerMap
 from .table import OnFull, Table, Ticket, check_waiting
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class ControlTable(Table):
         self._client = client
         self._pinned_identity = pinned_identity
         self._set_info(info)
+
+    def map(self) -> LayerMap:
+        raise EngramError(f"{self._info}: a map needs shared memory: connect to the daemon's socket path")
 
     def submit(
         self, ids: ArrayLike, *, layout: Layout = "packed", on_full: OnFull = "wait", timeout: float | None = None

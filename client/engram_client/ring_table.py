@@ -14,6 +14,7 @@ from .arguments import deadline_of
 from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
 from .errors import EngramError, RequestTimeout
 from .layer import LayerInfo, check_successor
+from .layer_map import LayerMap, map_layer
 from .ring_session import SLICE_MS, RingSession, is_loss, raise_status, thread_error
 from .table import OnFull, Table, Ticket, check_waiting
 from .view_lifetime import release_with_last_view
@@ -220,6 +221,18 @@ class RingTable(Table):
             return as_ids(ids, self.num_rows)
         except OutOfRangeId as error:
             raise self._row_id_error(error.position, error.row_id) from None
+
+    def map(self) -> LayerMap:
+        error = thread_error.struct
+        binding = self._bind()
+        for _ in range(_MAX_RELOADS):
+            mapped = map_layer(binding.session, binding.info, error)
+            if isinstance(mapped, LayerMap):
+                return mapped
+            if mapped != lib.ENGRAM_STATUS_STALE:
+                self._fail(binding, mapped, error)
+            binding = self._bind_again(binding)
+        self._fail(binding, lib.ENGRAM_STATUS_STALE, error)
 
     # ---- requests
 

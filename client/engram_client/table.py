@@ -13,6 +13,7 @@ from .arguments import deadline_of
 from .arrays import UINT8, Ids, Layout, Rows, check_out, check_split_out
 from .errors import RowIdError
 from .layer import LayerInfo
+from .layer_map import LayerMap
 
 OnFull = Literal["wait", "busy"]
 
@@ -103,6 +104,15 @@ class Table(ABC):
     def head_sizes(self) -> NDArray[np.int64]:
         """Rows of each hash head, int64 [columns], read-only; their sum is num_rows in hashed tables."""
         return self._head_sizes
+
+    @abstractmethod
+    def map(self) -> LayerMap:
+        """All rows of the layer as read-only arrays over the daemon's own memory: one copy a machine, no requests.
+
+        Only where the daemon holds the layer resident and has checked every page. See LayerMap for lifetimes.
+        Raises Busy (not resident, still being read, or with damaged pages; the text says which), EngramError over
+        ZeroMQ, DaemonLost, UnknownTable, TableMismatch.
+        """
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._info}: {self.num_rows} rows of {self.row_bytes} bytes>"

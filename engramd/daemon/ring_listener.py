@@ -25,6 +25,7 @@ from typing import Any
 from engramd._engine import ffi, lib
 from engramd.daemon.catalogue import Catalogue
 from engramd.daemon.engine import Engine, SessionRefused, reopen
+from engramd.daemon.layer_maps import LayerMaps
 from engramd.daemon.session_quota import SessionQuota
 from engramd.daemon.worker_pool import WorkerPool
 
@@ -83,6 +84,7 @@ class RingListener:
         self._engine = engine
         self._catalogue = catalogue  # owned by the service, as are its successors
         self._quota = quota
+        self._maps = LayerMaps(engine)
         self._selector = selector
         self._pending: dict[Connection, None] = {}  # no hello yet; oldest first
         self._mapping: dict[Connection, None] = {}  # welcomed, not yet mapped; oldest first
@@ -252,6 +254,12 @@ class RingListener:
         elif kind == lib.ENGRAM_KIND_CATALOGUE_REQUEST and connection.is_open:
             _check_length(data, _HEADER_BYTES)
             self._send_catalogue(connection)
+        elif kind == lib.ENGRAM_KIND_MAP_REQUEST and connection.is_open:
+            self._send_map(connection, _handle_of(data))
+        elif kind == lib.ENGRAM_KIND_UNMAP and connection.is_open:
+            handle = _handle_of(data)
+            if not self._maps.unmap(connection.session, handle):
+                raise Violation(f"unmaps handle {handle}, which it has not mapped")
         else:
             names = {lib.ENGRAM_KIND_HELLO: "hello", lib.ENGRAM_KIND_MAPPED: "mapped"}
             raise Violation(f"sent {names.get(kind, f'a message of kind {kind}')} where it has no place")
@@ -337,9 +345,7 @@ class RingListener:
                 os.close(descriptor)
 
     def _send_catalogue(self, connection: Connection) -> None:
-        unread = struct.unpack("i", fcntl.ioctl(connection.socket, termios.TIOCOUTQ, bytes(4)))[0]
-        if unread:  # descriptors in flight count against us
-            raise Violation("asks for the catalogue again without having read the last answer")
+        _check_last_was_read(connection, "the catalogue")
         message = ffi.new("engram_catalogue_message *")
         _fill_header(message, lib.ENGRAM_KIND_CATALOGUE)
         message.catalogue_bytes = self._catalogue.bytes
@@ -352,6 +358,17 @@ class RingListener:
         except OSError as error:
             # The daemon is out of descriptors or memory: a new session is the client's way out.
             raise SessionRefused(lib.ENGRAM_STATUS_BUSY, f"cannot be sent the catalogue: {error.strerror}") from None
+
+    def _send_map(self, connection: Connection, handle: int) -> None:
+        _check_last_was_read(connection, "a layer's memory")
+        message, descriptor = self._maps.answer(connection.session, handle)
+        try:
+            socket.send_fds(connection.socket, [message], [] if descriptor is None else [descriptor])
+        except OSError as error:
+            raise SessionRefused(lib.ENGRAM_STATUS_BUSY, f"cannot be sent a layer: {error.strerror}") from None
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     # Ends.
 
@@ -375,6 +392,7 @@ class RingListener:
         if connection.session:
             del self._sessions[connection.session]
             self._engine.close_session(connection.session)
+            self._maps.forget(connection.session)
         connection.socket.close()
 
 
@@ -393,6 +411,20 @@ def _kind_of(data: bytes) -> int:
     if header.bytes != len(data):
         raise Violation(f"sent {len(data)} bytes in a message that says {header.bytes}")
     return int(header.kind)
+
+
+def _handle_of(data: bytes) -> int:
+    """The handle that an engram_map_request names."""
+    _check_length(data, ffi.sizeof("engram_map_request"))
+    request = ffi.new("engram_map_request *")
+    ffi.buffer(request)[:] = data
+    return int(request.handle)
+
+
+def _check_last_was_read(connection: Connection, what: str) -> None:
+    """Raises Violation where an answer is unread: descriptors in flight count against us."""
+    if struct.unpack("i", fcntl.ioctl(connection.socket, termios.TIOCOUTQ, bytes(4)))[0]:
+        raise Violation(f"asks for {what} without having read the last answer")
 
 
 def _check_length(data: bytes, expected: int) -> None:

@@ -126,6 +126,22 @@ int engram_session_refresh(engram_session* session, engram_error* error) {
   }
 }
 
+int engram_session_map(engram_session* session, uint32_t handle, engram_map* map, int* descriptor,
+                       engram_error* error) {
+  try {
+    engram::UniqueFd file;
+    const int status = of(session).map_layer(handle, *map, file, error);
+    *descriptor = file.release();
+    return status;
+  } catch (const std::exception& exception) {
+    return engram::fail(error, ENGRAM_CLIENT_SYSTEM, 0, "cannot map a layer: %s", exception.what());
+  }
+}
+
+int engram_session_unmap(engram_session* session, uint32_t handle, engram_error* error) {
+  return of(session).unmap_layer(handle, error);
+}
+
 uint64_t engram_session_ticket_rows(const engram_session* session, uint32_t row_bytes) {
   return of(session).ticket_rows(row_bytes);
 }

@@ -200,4 +200,16 @@ int Session::refresh(engram_error* error) {
   return status;
 }
 
+int Session::map_layer(uint32_t handle, engram_map& map, UniqueFd& file, engram_error* error) {
+  if (const int status = is_serving(true, error)) return status;
+  const std::lock_guard guard(catalogue_lock_);
+  return request_map(handshake_.socket.get(), kRefreshTimeoutMs, handle, map, file, error);
+}
+
+int Session::unmap_layer(uint32_t handle, engram_error* error) {
+  if (const int status = is_serving(true, error)) return status;
+  const std::lock_guard guard(catalogue_lock_);
+  return send_unmap(handshake_.socket.get(), kRefreshTimeoutMs, handle, error);
+}
+
 }  // namespace engram

@@ -57,6 +57,9 @@ class Session {
   int resubmit(int64_t ticket, const engram_layer& layer, engram_error* error);
   void release(int64_t ticket);
   int refresh(engram_error* error);
+  // See engram/client.h.
+  int map_layer(uint32_t handle, engram_map& map, UniqueFd& file, engram_error* error);
+  int unmap_layer(uint32_t handle, engram_error* error);
 
   const engram_welcome& welcome() const { return welcome_; }
   uint64_t ticket_rows(uint32_t row_bytes) const;

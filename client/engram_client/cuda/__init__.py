@@ -10,6 +10,7 @@ from __future__ import annotations
 from .device_table import DeviceTable, Timing, rank_columns
 from .device_ticket import DeviceTicket
 from .driver import GpuError
+from .mapped_table import MappedTable
 from .stream_lane import StreamLane
 
-__all__ = ["DeviceTable", "DeviceTicket", "GpuError", "StreamLane", "Timing", "rank_columns"]
+__all__ = ["DeviceTable", "DeviceTicket", "GpuError", "MappedTable", "StreamLane", "Timing", "rank_columns"]

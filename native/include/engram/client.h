@@ -154,6 +154,12 @@ int engram_find_layer(engram_session* session, const char* name, uint32_t layer,
                       engram_layer* found, engram_error* error);
 /* Asks the daemon for the catalogue as it is now: after ENGRAM_STATUS_STALE. */
 int engram_session_refresh(engram_session* session, engram_error* error);
+/* Asks for the memory of a layer that the daemon holds resident: 0 and a descriptor for the caller to map read-only and
+ * close, with what lies where in *map; else the status (ENGRAM_STATUS_STALE after a reload, _BUSY where it cannot be
+ * now) and the daemon's reason. */
+int engram_session_map(engram_session* session, uint32_t handle, engram_map* map, int* descriptor, engram_error* error);
+/* Tells the daemon that such a mapping is gone. The session's end does so too. */
+int engram_session_unmap(engram_session* session, uint32_t handle, engram_error* error);
 /* Most rows of one ticket where a row has row_bytes. */
 uint64_t engram_session_ticket_rows(const engram_session* session, uint32_t row_bytes);
 

@@ -54,6 +54,9 @@ extern "C" {
 #define ENGRAM_KIND_CATALOGUE_REQUEST 4
 #define ENGRAM_KIND_CATALOGUE 5
 #define ENGRAM_KIND_MAPPED 6
+#define ENGRAM_KIND_MAP_REQUEST 7
+#define ENGRAM_KIND_MAP 8
+#define ENGRAM_KIND_UNMAP 9
 /* Places of the descriptors that come with a welcome. */
 #define ENGRAM_FD_RING 0
 #define ENGRAM_FD_ARENA 1
@@ -112,6 +115,28 @@ typedef struct engram_catalogue_message {
   engram_message message;
   uint64_t catalogue_bytes;
 } engram_catalogue_message;
+
+/* Asks for the memory of a resident layer (MAP_REQUEST), or gives it back (UNMAP). */
+typedef struct engram_map_request {
+  engram_message message;
+  uint32_t handle;
+  uint32_t reserved;
+} engram_map_request;
+
+/* The answer to MAP_REQUEST: with one descriptor where status is OK, else with a sentence. */
+typedef struct engram_map {
+  engram_message message;
+  uint32_t status;
+  uint32_t handle;
+  uint64_t rows;
+  uint32_t row_bytes;
+  uint32_t value_bytes;
+  uint64_t scales_offset; /* split only */
+  uint64_t bytes;         /* to be mapped, from the file's beginning on */
+  uint32_t row_layout;    /* ENGRAM_LAYOUT_* */
+  uint32_t reserved;
+  char text[448];
+} engram_map;
 
 typedef struct engram_catalogue {
   uint32_t magic;
