@@ -12,6 +12,7 @@ from engramd.daemon.ring_listener import RingListener
 
 EVENTS_A_TURN = 256
 REMEMBERED_PAGES = 4096
+TAKEN_OVER = "taken over"  # the engine's text of ENGRAM_EVENT_RESIDENT
 _LOG = logging.getLogger("engramd")
 
 
@@ -51,8 +52,11 @@ class EventLog:
             _LOG.debug("unknown event %s", event)
 
     def _resident(self, event: Event) -> None:
+        how = ", taken over from an earlier daemon" if event.text == TAKEN_OVER else ""
+        if event.text and not how:
+            _LOG.warning("%s: what an earlier daemon left is not used: %s", self._where(event.handle), event.text)
         if event.row_id <= 0:
-            _LOG.info("%s is resident in DRAM", self._where(event.handle))
+            _LOG.info("%s is resident in DRAM%s", self._where(event.handle), how)
             return
         bad = "1 bad page, which is" if event.row_id == 1 else f"{event.row_id} bad pages, which are"
         _LOG.warning("%s is resident in DRAM except for %s left to NVMe", self._where(event.handle), bad)

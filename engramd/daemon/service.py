@@ -83,7 +83,8 @@ class Service:
         notify.extend_timeout(START_TIMEOUT_S)
         # Signals first, so that one during start-up ends in an orderly way too.
         self._wakeup = _signal_wakeup(cleanup, self._on_signal)
-        self._sockets = cleanup.enter_context(sockets.open_pair(settings.socket, listen_fds.take()))
+        passed = listen_fds.take()
+        self._sockets = cleanup.enter_context(sockets.open_pair(settings.socket, passed))
         tables = open_tables(settings.tables)
         for table in tables:
             cleanup.callback(table.close)
@@ -95,13 +96,14 @@ class Service:
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
         from engramd.daemon.heat_keeper import HeatKeeper, state_directory
+        from engramd.daemon.kept_memory import KeptMemory
         from engramd.daemon.sampling import Sampling
         from engramd.daemon.scrub import Scrubber
         from engramd.daemon.session_quota import SessionQuota
 
         engine.raise_limits()
         numa.apply(placement)
-        self._engine = engine.Engine(settings, tables)
+        self._engine = engine.Engine(settings, tables, kept=KeptMemory(passed))
         cleanup.callback(self._engine.destroy)
         if engine.injected_faults() is not None:
             _LOG.warning(
@@ -217,12 +219,15 @@ class Service:
             if self._reload_wanted:
                 self._reload_wanted = False
                 self._reload()
+        from engramd.daemon.kept_memory import keep
+
         _LOG.info("stopping: %s", self._stop_reason)
         if self._health is not None:
             self._health.is_ready = False
         notify.notify("STOPPING=1")
         notify.extend_timeout(2 * DRAIN_TIMEOUT_S)
         self._drain()
+        keep(self._engine)
         return 0
 
     def stop(self, reason: str) -> None:
@@ -233,7 +238,11 @@ class Service:
     def _reload(self) -> None:
         """Reads the configuration again and tells the service manager when all of it is done."""
         notify.reloading()
-        self._reconfigure(lambda outcome: notify.notify("READY=1"))
+
+        def done(outcome: object) -> None:
+            notify.notify("READY=1")
+
+        self._reconfigure(done)
 
     def _turn(self, longest_s: float | None) -> None:
         """Serves what is there, then waits for the next thing, at most `longest_s`."""
