@@ -1,9 +1,11 @@
 """Rows into a real GPU: correct in every mode, then latency and bandwidth beside a plain pinned copy of the same run.
 
-    make build && .venv/bin/python bench/gpu.py [--device cuda:0] [--vocab-size 200000] [--json FILE]
+    make build && .venv/bin/python bench/gpu.py [--device cuda:0] [--vocab-size 200000] [--quick] [--json FILE]
 
-Self-contained: makes a synthetic table, starts its own daemon, needs no network and no torch. Every figure says what it
-is, and bandwidths are ratios to a plain copy of pinned memory with the same bytes. Exit status 1 where a check fails.
+Self-contained: makes a synthetic table, starts its own daemon, needs no network and no torch (torch's tensors, streams
+and graphs are tried where it is installed). Every figure says what it is, and bandwidths are ratios to a plain copy of
+pinned memory with the same bytes. Exit status 1 where a check fails. --quick: all checks over a small table, and too
+few rounds for figures that mean anything.
 """
 
 from __future__ import annotations
@@ -24,14 +26,13 @@ from typing import Any
 
 import engram_client
 import numpy as np
-from engram_client.cuda import DeviceTable
+from engram_client.cuda import DeviceTable, rank_columns
 from engram_client.cuda.driver import Driver, open_driver
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
 LATENCY_ROWS = (48, 288, 12_288)
-ROUNDS = 300
 
 
 class Daemon:
@@ -75,9 +76,10 @@ class Buffer:
 
 
 class Checks:
-    """Names of what was checked; a failed one is printed at once."""
+    """Names of what was checked, each printed at once, and how often the work is repeated."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
         self.failed: list[str] = []
 
     def expect(self, holds: bool, name: str) -> None:
@@ -120,17 +122,85 @@ def check_host_wait(checks: Checks, table: Any, device: DeviceTable, stream: int
     generator = np.random.default_rng(1)
     driver = device.driver
     exact = True
-    for _ in range(200):
+    for _ in range(checks.rounds):
         ids = generator.integers(-1, table.num_rows, int(generator.integers(1, 3000)))
         device.fetch(ids, out.address, stream)
         exact &= bool(np.array_equal(out.read(stream, ids.size * table.row_bytes), table.fetch(ids).reshape(-1)))
-    checks.expect(exact, "host wait: 200 random batches are exact")
+    checks.expect(exact, "host wait: random batches are exact")
     ids = generator.integers(-1, table.num_rows, (64, 24)).astype(np.int32)
     device_ids = Buffer(driver, ids.nbytes)
     device_ids.write(ids, stream)
     device.fetch(device_ids.address, out.address, stream, ids_shape=ids.shape, ids_dtype=np.int32)
     exact = np.array_equal(out.read(stream, ids.size * table.row_bytes), table.fetch(ids).reshape(-1))
     checks.expect(bool(exact), "host wait: ids in device memory")
+    # Two in flight, each into its own half of the buffer.
+    halves = [out.address, out.address + ids.size * table.row_bytes]
+    tickets = [device.submit(ids + number, half, stream) for number, half in enumerate(halves)]
+    for ticket in tickets:
+        ticket.wait()
+    got = out.read(stream, 2 * ids.size * table.row_bytes)
+    expected = np.concatenate([table.fetch(ids).reshape(-1), table.fetch(ids + 1).reshape(-1)])
+    checks.expect(np.array_equal(got, expected), "host wait: two batches in flight")
+    bad = ids.copy()
+    bad[3, 5] = table.num_rows
+    try:
+        device.fetch(bad, out.address, stream)
+        told = False
+    except engram_client.RowIdError as error:
+        told = error.position == 3 * 24 + 5
+    checks.expect(told, "host wait: a bad id is named")
+
+
+def check_shares(checks: Checks, table: Any, device_name: Any, stream: int, out: Buffer) -> None:
+    """Split layout, and the columns of one of four ranks."""
+    generator = np.random.default_rng(4)
+    ids = generator.integers(-1, table.num_rows, (64, 24)).astype(np.int32)
+    values_bytes = ids.size * table.value_bytes
+    with DeviceTable(table, device_name, layout="split") as device:
+        device.fetch(ids, (out.address, out.address + values_bytes), stream)
+        got = out.read(stream, ids.size * table.row_bytes)
+    values, scales = table.fetch(ids, layout="split")
+    expected = np.concatenate([values.reshape(-1), scales.reshape(-1)])
+    checks.expect(np.array_equal(got, expected), "host wait: split layout")
+    for strided in (False, True):
+        columns = rank_columns(24, 2, 4, strided=strided)
+        with DeviceTable(table, device_name, columns=columns) as device:
+            device.fetch(ids, out.address, stream)
+            got = out.read(stream, ids.size // 4 * table.row_bytes)
+        exact = np.array_equal(got, table.fetch(np.ascontiguousarray(ids[:, columns])).reshape(-1))
+        checks.expect(exact, f"host wait: {'strided' if strided else 'contiguous'} columns of one rank")
+
+
+def check_torch(checks: Checks, table: Any, device: DeviceTable) -> None:
+    """torch's own tensors, stream and graph, where torch and a device for it are."""
+    try:
+        import torch
+    except ImportError:
+        return
+    if not torch.cuda.is_available():
+        return
+    name = f"cuda:{device.driver.device}"
+    stream = torch.cuda.Stream(name)
+    with torch.cuda.stream(stream):
+        ids = torch.randint(-1, table.num_rows, (288,), dtype=torch.int32, device=name)
+        out = torch.empty((288, table.row_bytes), dtype=torch.uint8, device=name)
+        device.fetch(ids, out)
+    stream.synchronize()
+    checks.expect(np.array_equal(out.cpu().numpy(), table.fetch(ids.cpu().numpy())), "torch: tensors and its stream")
+    if not device.driver.has_stream_waits:
+        return
+    with device.stream_lane(288, out, deadline_s=10) as lane:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            lane.enqueue(ids, stream)
+        exact = True
+        for _ in range(checks.rounds):
+            with torch.cuda.stream(stream):
+                ids.copy_(torch.randint(-1, table.num_rows, (288,), dtype=torch.int32, device=name))
+                graph.replay()
+            lane.result(stream)
+            exact &= np.array_equal(out.cpu().numpy(), table.fetch(ids.cpu().numpy()))
+        checks.expect(exact, "torch: replays of its graph")
 
 
 def check_streams(
@@ -143,7 +213,7 @@ def check_streams(
         lane = device.stream_lane(rows, out.address, deadline_s=10)
         library, executable = capture(driver, stream, lambda: lane.enqueue(ids_buffer.address, stream))  # noqa: B023
         exact, eager, seconds = True, True, []
-        for number in range(ROUNDS):
+        for number in range(checks.rounds):
             ids = generator.integers(-1, table.num_rows, rows).astype(np.int32)
             ids_buffer.write(ids, stream)
             driver.synchronize_stream(stream)
@@ -179,14 +249,16 @@ def check_streams(
     checks.expect(lost and time.monotonic() - started < 5, "stream mode: a daemon killed mid-wait ends the wait")
 
 
-def measure_host_wait(table: Any, device: DeviceTable, stream: int, out: Buffer, results: dict[str, Any]) -> None:
+def measure_host_wait(
+    table: Any, device: DeviceTable, stream: int, out: Buffer, rounds: int, results: dict[str, Any]
+) -> None:
     generator = np.random.default_rng(3)
     driver = device.driver
     largest = min(device.max_rows, out.size_bytes // table.row_bytes)
     for rows in (*LATENCY_ROWS, largest):
         batches = [generator.integers(0, table.num_rows, rows) for _ in range(32)]
         seconds, plain = [], []
-        for number in range(ROUNDS):
+        for number in range(rounds):
             ids = batches[number % len(batches)]
             started = time.perf_counter()
             device.fetch(ids, out.address, stream)
@@ -205,7 +277,7 @@ def measure_host_wait(table: Any, device: DeviceTable, stream: int, out: Buffer,
         }
     # Batches back to back: the copy of one overlaps the gather of the next.
     ids = generator.integers(0, table.num_rows, largest)
-    count = 60
+    count = max(4, rounds // 5)
     started = time.perf_counter()
     for _ in range(count):
         device.fetch(ids, out.address, stream)
@@ -228,16 +300,18 @@ def measure_host_wait(table: Any, device: DeviceTable, stream: int, out: Buffer,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="0", help="cuda:N, hip:N or N")
-    parser.add_argument("--vocab-size", default="200000", help="of the synthetic table (default: 200000, 1.6 GB)")
+    parser.add_argument("--vocab-size", help="of the synthetic table (default: 200000, 1.6 GB; 4000 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="all checks, few rounds")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     device_name: Any = int(args.device) if args.device.isdigit() else args.device
     driver = open_driver(device_name)
-    checks, results = Checks(), dict[str, Any]()
+    checks, results = Checks(6 if args.quick else 300), dict[str, Any]()
+    vocab_size = args.vocab_size or ("4000" if args.quick else "200000")
     with tempfile.TemporaryDirectory(prefix="engram-gpu-") as name:
         folder = Path(name)
         for command in (
-            ["synth", folder / "source", "--vocab-size", args.vocab_size],
+            ["synth", folder / "source", "--vocab-size", vocab_size],
             ["pack", folder / "source", folder / "table"],
         ):
             subprocess.run([*ENGRAMD, *map(str, command)], check=True)
@@ -250,7 +324,9 @@ def main() -> int:
                 out = Buffer(driver, 16 << 20)
                 with DeviceTable(table, device_name) as device:
                     check_host_wait(checks, table, device, stream, out)
-                    measure_host_wait(table, device, stream, out, results)
+                    check_shares(checks, table, device_name, stream, out)
+                    check_torch(checks, table, device)
+                    measure_host_wait(table, device, stream, out, checks.rounds, results)
                     if driver.has_stream_waits:
                         check_streams(checks, daemon, table, device, stream, out, results)
         finally:
