@@ -26,7 +26,7 @@ from typing import Any
 
 import engram_client
 import numpy as np
-from engram_client.cuda import DeviceTable, rank_columns
+from engram_client.cuda import DeviceTable, GpuError, MappedTable, rank_columns
 from engram_client.cuda.driver import Driver, open_driver
 from numpy.typing import NDArray
 
@@ -169,6 +169,30 @@ def check_shares(checks: Checks, table: Any, device_name: Any, stream: int, out:
             got = out.read(stream, ids.size // 4 * table.row_bytes)
         exact = np.array_equal(got, table.fetch(np.ascontiguousarray(ids[:, columns])).reshape(-1))
         checks.expect(exact, f"host wait: {'strided' if strided else 'contiguous'} columns of one rank")
+
+
+def check_mapped(checks: Checks, table: Any, device_name: Any, stream: int, out: Buffer) -> None:
+    """The daemon's own resident rows under a device address, once it has read them all."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            mapped = MappedTable(table, device_name)
+            break
+        except engram_client.Busy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        except GpuError as error:
+            print(f"mapped: refused here: {error}")
+            return
+    with mapped:
+        count, exact = 4096, True
+        for first in np.random.default_rng(6).integers(0, table.num_rows - count, checks.rounds):
+            source = mapped.rows_pointer + int(first) * table.row_bytes
+            mapped.driver.copy_any(out.address, source, count * table.row_bytes, stream)
+            got = out.read(stream, count * table.row_bytes)
+            exact &= bool(np.array_equal(got, table.fetch(np.arange(first, first + count)).reshape(-1)))
+    checks.expect(exact, "mapped: rows read by device address are exact")
 
 
 def check_torch(checks: Checks, table: Any, device: DeviceTable) -> None:
@@ -325,6 +349,8 @@ def main() -> int:
                 with DeviceTable(table, device_name) as device:
                     check_host_wait(checks, table, device, stream, out)
                     check_shares(checks, table, device_name, stream, out)
+                    if driver.has_stream_waits:
+                        check_mapped(checks, table, device_name, stream, out)
                     check_torch(checks, table, device)
                     measure_host_wait(table, device, stream, out, checks.rounds, results)
                     if driver.has_stream_waits:

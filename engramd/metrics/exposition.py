@@ -22,6 +22,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "engramd_table_generation": ("gauge", "Generation of a table that is served."),
     "engramd_layer_rows": ("gauge", "Rows of a layer."),
     "engramd_layer_resident": ("gauge", "1 where all rows of a layer are in DRAM."),
+    "engramd_layer_maps": ("gauge", "Maps of the layer's resident rows that clients hold."),
     "engramd_requests_total": ("counter", "Requests served; one that the client split counts once."),
     "engramd_request_errors_total": ("counter", "Requests that failed as a whole, by error class."),
     "engramd_rows_total": ("counter", "Rows of served requests: zero (padding), dram (hit), nvme (miss), failed."),
@@ -88,6 +89,7 @@ def _samples(stats: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float
 def _layer_samples(where: dict[str, str], layer: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
     yield "engramd_layer_rows", where, layer["rows_total"]
     yield "engramd_layer_resident", where, layer["tier"] == "resident"
+    yield "engramd_layer_maps", where, layer["maps"]
     yield "engramd_requests_total", where, layer["requests"]
     for error, count in sorted(layer["errors"].items()):
         yield "engramd_request_errors_total", {**where, "error": error}, count

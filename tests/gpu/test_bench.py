@@ -26,5 +26,6 @@ def test_it_runs_to_its_end(doubles: dict[str, Double], tmp_path: Path, kind: st
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "FAILED" not in done.stdout
     assert done.stdout.count("ok    ") >= 7
+    assert ("mapped: rows read by device address are exact" in done.stdout) == (kind == "cuda")
     assert ("a daemon killed mid-wait ends the wait" in done.stdout) == (kind == "cuda")
     assert sorted(json.loads(result.read_text())) == sorted(figures)
