@@ -25,7 +25,7 @@ TEST_CASE("workers sample while the curve is read and recordings come and go") {
   for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
     threads.emplace_back([&, worker] {
       std::mt19937_64 random(worker + 1);
-      std::vector<std::int64_t> ids(300);
+      std::vector<std::int64_t> ids(50);
       while (!stop.load()) {
         std::uint64_t zeros = 0;
         for (auto& id : ids) {
@@ -34,7 +34,7 @@ TEST_CASE("workers sample while the curve is read and recordings come and go") {
         }
         sampler.observe(worker, *layer, ids.data(), static_cast<std::uint32_t>(ids.size()), zeros);
         lookups.fetch_add(ids.size() - zeros);
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
     });
   }
@@ -53,12 +53,12 @@ TEST_CASE("workers sample while the curve is read and recordings come and go") {
   });
   std::vector<std::uint64_t> keys(1 << 16);
   std::int64_t wrong = 0;
-  for (int recording = 0; recording < 6; ++recording) {
+  for (int recording = 0; recording < 4; ++recording) {
     REQUIRE(sampler.start_recording(ENGRAM_SAMPLE_ALL, keys.size(), error));
     CHECK_FALSE(sampler.start_recording(ENGRAM_SAMPLE_ALL, keys.size(), error));
     engram_record_state state{};
     std::uint64_t taken = 0;
-    for (int look = 0; look < 20; ++look) {
+    for (int look = 0; look < 10; ++look) {
       const std::int64_t count = sampler.take_samples(0, keys.data(), keys.size(), &state);
       REQUIRE(count >= 0);
       taken += static_cast<std::uint64_t>(count);
