@@ -59,6 +59,7 @@ class Settings:
     sessions: int = 256
     uid_share: int = 75
     admin_group: str | None = None
+    prefetch_rows: int = 1 << 19
     workers: int = 0
     reader: str = "auto"
     numa_node: str = "auto"

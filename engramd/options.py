@@ -18,6 +18,7 @@ from engramd.sizes import MAX_SIZE_BYTES, format_size, parse_size
 
 MAX_WORKERS = 64  # ENGRAM_MAX_WORKERS
 MAX_SESSIONS = 1 << 16
+MAX_PREFETCH_ROWS = 1 << 20  # PrefetchQuota::kAllRows of the engine
 MIN_ARENA_BYTES = 1 << 20
 MAX_ARENA_BYTES = 4 << 30  # kMaxArenaBytes of the engine
 READERS = ("auto", "io_uring", "pread")
@@ -236,6 +237,13 @@ OPTIONS: tuple[Option, ...] = (
         "GROUP",
         Check("a group's name or number", _path),
         "group whose members may administer beside root and the daemon's own user",
+    ),
+    Option(
+        "prefetch_rows",
+        "prefetch_rows",
+        "N",
+        integer(1, MAX_PREFETCH_ROWS, "rows"),
+        "most rows that one session may have queued for prefetch in each worker; what exceeds them is dropped",
     ),
     Option(
         "workers",

@@ -111,6 +111,7 @@ class Engine:
         options.workers = settings.workers
         options.reader = _READERS[settings.reader]
         options.poll_permille = max(1, round(settings.poll_budget * 1000))
+        options.prefetch_rows = settings.prefetch_rows
         self._engine = lib.engram_engine_create(options, error, _ERROR_BYTES)
         if self._engine == ffi.NULL:
             raise EngramdError(f"the engine does not start: {text_of(error)}")

@@ -117,6 +117,7 @@ bool Engine::start(std::string& error) {
     worker.in_flight_cap = std::max(8u, options_.in_flight_cap / options_.workers);
     worker.spin_us = options_.spin_us;
     worker.poll_permille = options_.poll_permille;
+    if (options_.prefetch_rows != 0) worker.prefetch_rows = options_.prefetch_rows;
     worker.reader = options_.reader;
     worker.page_bytes = page_bytes_;
     workers_.push_back(std::make_unique<Worker>(shared_, worker));

@@ -26,6 +26,7 @@
 #include "engine/event_queue.h"
 #include "engine/fair_queue.h"
 #include "engine/layer.h"
+#include "engine/prefetch_quota.h"
 #include "engine/ring_session.h"
 #include "engine/row_sampler.h"
 #include "engine/state_page.h"
@@ -64,6 +65,7 @@ struct WorkerOptions {
   std::uint32_t in_flight_cap = 128;
   std::uint32_t spin_us = 30;
   std::uint32_t poll_permille = 100;
+  std::uint32_t prefetch_rows = 1u << 19;  // of a session, queued at once
   std::uint32_t reader = ENGRAM_READER_AUTO;
   std::uint32_t page_bytes = 4096;  // of the largest page
 };
@@ -93,7 +95,7 @@ class Worker {
   bool reads_with_io_uring() const { return io_uring_.load(std::memory_order_relaxed); }
   const LatencyHistogram& latency(std::uint32_t size_class) const { return latency_[size_class]; }
   std::uint64_t prefetch_dropped_rows() const { return prefetch_dropped_rows_.read(); }
-  std::uint64_t prefetch_queued_rows() const { return prefetch_rows_queued_.load(std::memory_order_relaxed); }
+  std::uint64_t prefetch_queued_rows() const { return prefetch_quota_.queued(); }
 
  private:
   struct Mail {
@@ -211,13 +213,13 @@ class Worker {
   PageQueue small_pages_;
   PageQueue large_pages_;
   PageQueue prefetch_pages_;
-  bool reads_due_ = false;                              // more pages could go to the drive at once
-  std::uint32_t small_turns_ = 0;                       // small batches' turns since a large one that waits had its own
-  std::atomic<std::uint64_t> prefetch_rows_queued_{0};  // written by the worker's thread alone
-  std::uint32_t small_open_ = 0;                        // small batches that wait for reads
-  bool retire_later_ = false;                           // a closing session may be free of requests now
-  DistinctRows distinct_;                               // for the batch at hand
-  DistinctRows pending_distinct_;                       // for the oldest pending count
+  bool reads_due_ = false;         // more pages could go to the drive at once
+  std::uint32_t small_turns_ = 0;  // small batches' turns since a large one that waits had its own
+  PrefetchQuota prefetch_quota_;
+  std::uint32_t small_open_ = 0;   // small batches that wait for reads
+  bool retire_later_ = false;      // a closing session may be free of requests now
+  DistinctRows distinct_;          // for the batch at hand
+  DistinctRows pending_distinct_;  // for the oldest pending count
   static constexpr std::size_t kSpareIds = 64;
   std::deque<PendingCount> pending_counts_;
   std::uint64_t pending_rows_ = 0;

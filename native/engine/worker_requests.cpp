@@ -8,8 +8,7 @@
 namespace engram {
 namespace {
 
-constexpr std::uint32_t kTakePerTurn = 8;             // requests of one session in a row
-constexpr std::uint64_t kMaxPrefetchRows = 1u << 20;  // queued per worker; more is dropped
+constexpr std::uint32_t kTakePerTurn = 8;  // requests of one session in a row
 constexpr std::size_t kSpareBatches = 64;
 constexpr std::size_t kSpareRows = 1u << 16;  // a spare batch keeps memory for at most this many rows
 constexpr std::uint32_t kReplyAlignment = 64;
@@ -236,14 +235,14 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
       batch.local.reset();
     }
     const bool useful = placement.cache != nullptr;
-    if (useful && prefetch_rows_queued_ + count > kMaxPrefetchRows) prefetch_dropped_rows_.add(count);
-    if (!useful || prefetch_rows_queued_ + count > kMaxPrefetchRows) {
+    const bool taken = useful && prefetch_quota_.take(batch.owner, count, options_.prefetch_rows);
+    if (useful && !taken) prefetch_dropped_rows_.add(count);
+    if (!taken) {
       batch.ids.clear();
       batch.looked_up = true;
       complete(&batch);
       return;
     }
-    prefetch_rows_queued_ += count;
     batch.missed.assign(count, 0);
     looking_up_prefetch_.push_back(&batch);
     return;
@@ -313,7 +312,7 @@ void Worker::complete(Batch* batch) {
       } else {
         batch->layer->counters[options_.index].prefetch_reads.add(batch->page_reads);
       }
-      prefetch_rows_queued_ -= std::min<std::uint64_t>(prefetch_rows_queued_.load(), batch->ids.size());
+      if (!batch->ids.empty()) prefetch_quota_.give_back(batch->owner, batch->ids.size());
     }
   } else if (batch->layer != nullptr && outcome.status != ENGRAM_STATUS_ROW_ID) {
     LayerCounters& counters = batch->layer->counters[options_.index];

@@ -309,3 +309,22 @@ def test_others_are_served_while_reads_are_slow(faulty_daemon: Any, rows: Rows, 
         plan.write_text("")
         # The slot that timed out comes back when its read has landed.
         assert np.array_equal(cold.fetch([9500], timeout=30), rows[1][[9500]])
+
+
+def test_one_clients_prefetches_leave_room_for_anothers(faulty_daemon: Any) -> None:
+    """While the drive is slow, what one session asks for beyond its quota is dropped, and another's is not."""
+    daemon = faulty_daemon("slow=1,slow_ms=30000", dram="3MiB", prefetch_rows=1000)
+    with engram_client.connect(daemon.socket) as greedy, engram_client.connect(daemon.socket) as modest:
+
+        def reader() -> tuple[int, int]:
+            found = modest.stats()["reader"]
+            return found["prefetch_queued_rows"], found["prefetch_dropped_rows"]
+
+        for first in (0, 2000, 4000):
+            greedy.table("demo", 1).prefetch(np.arange(first, first + 600))
+        modest.table("demo", 1).prefetch(np.arange(10_000, 10_900))
+        deadline = time.monotonic() + 60
+        while sum(reader()) < 3 * 600 + 900:
+            assert time.monotonic() < deadline, reader()
+            time.sleep(0.01)
+        assert reader() == (600 + 900, 2 * 600)

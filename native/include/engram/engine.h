@@ -48,6 +48,7 @@ typedef struct engram_engine_options {
   uint32_t reader;        /* ENGRAM_READER_* */
   uint32_t spin_us;       /* how long a worker looks for work before it sleeps; 0 = choose */
   uint32_t poll_permille; /* of one CPU, that a worker may spend looking at idle stream doorbells; 0 = choose */
+  uint32_t prefetch_rows; /* that a session may have queued for prefetch in a worker; 0 = choose */
 } engram_engine_options;
 
 typedef struct engram_layer_policy {
