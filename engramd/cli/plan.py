@@ -9,7 +9,7 @@ from typing import Any
 
 from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
-from engramd.sizes import parse_size
+from engramd.sizes import format_size, parse_size
 
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     shown = {size for size in (2 << 30, 4 << 30, 8 << 30, 32 << 30) if found.points[0].bytes <= size < table}
     shown = {*sizes} if sizes else shown or {point.bytes for point in found.points[:-1:4]}
     needs = [planner.need("SSD only", 0)]
-    needs += [planner.need(f"{size / (1 << 30):.3g} GiB of rows", size) for size in sorted(shown) if size < table]
+    needs += [planner.need(f"{format_size(size)} of rows", size) for size in sorted(shown) if size < table]
     needs.append(planner.need("all DRAM", table))
     arrangements = {"all_dram": needs[-1], "ssd_only": needs[0]}
     if smallest is not None and 0 < smallest.bytes < table:
@@ -222,7 +222,12 @@ def drive_values(path: str) -> dict[str, Any]:
         if not drives:
             raise EngramdError(f"{path}: no drive was measured: run `engramd doctor TABLE --json` without --no-measure")
         iops, read_us, p99_us = zip(*drives, strict=True)
-        return {"name": f"as measured in {path}", "iops": sum(iops), "read_us": max(read_us), "p99_us": max(p99_us)}
+        return {
+            "name": f"the drive measured in {path}",
+            "iops": sum(iops),
+            "read_us": max(read_us),
+            "p99_us": max(p99_us),
+        }
     if not isinstance(found, dict):
         raise EngramdError(f"{path}: neither a JSON object nor what `engramd doctor --json` prints")
     values = {key: found[key] for key in ("name", "iops", "read_us", "p99_us") if key in found}

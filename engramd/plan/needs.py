@@ -6,7 +6,8 @@ tokens x heads x miss ratio, their variance the sum of tokens x heads^2 x miss r
 percentile is taken from the normal distribution. A step's reads are queued at once: they take the latency of one read
 plus the time that the drive needs for all of them, both stretched by 1 / (1 - load) for the other traffic. The rows
 must be there when their layer begins: a step's time spreads evenly over the model's layers, so layer L has L / layers
-of it. What takes longer stops the step: exposed time.
+of it. What takes longer stops the step: exposed time. Steps that grow ask for less, so the load is that of the tokens a
+second that are reached, which the load in turn decides: the point where both agree is looked for.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramd.plan.assumptions import Assumptions
-from engramd.plan.curve import Curve, Point
+from engramd.plan.curve import Curve
 
 P99_SIGMAS = 2.326
 SEARCH_STEPS = 400
+BISECTIONS = 24
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class Need:
-    """A DRAM size at the assumed traffic. bytes: of rows; dram_bytes: `--dram`. load: share of the drive's IOPS.
-    tokens_per_s: what steps with their exposed time and the drive allow, at most what is asked for."""
+    """A DRAM size at the assumed traffic. bytes: of rows; dram_bytes: `--dram`. rows_per_s, iops and load (share of the
+    drive's IOPS): at the tokens a second that are asked for. tokens_per_s: what steps with their exposed time and the
+    drive allow, at most what is asked for; steps: at that rate."""
 
     name: str
     bytes: int
@@ -109,14 +112,10 @@ class Planner:
         rows_per_s = given.traffic.tokens_per_s * self._rows_per_token
         iops = rows_per_s * miss_ratio
         load = iops / given.drive.iops
-        steps = tuple(self._step(layer, ratios, min(load, 0.99)) for layer in self._layers)
         step_us = given.traffic.step_ms * 1000
+        share, steps = self._reached(ratios, load)
         exposed_us = sum(step.exposed_us for step in steps)
         per_user = given.traffic.tokens_per_step / (step_us + exposed_us) * 1e6
-        tokens_per_s = given.traffic.tokens_per_s * step_us / (step_us + exposed_us)
-        if miss_ratio > 0:
-            allowed = given.drive.iops * given.drive.utilisation / (self._rows_per_token * miss_ratio)
-            tokens_per_s = min(tokens_per_s, allowed)
         dram = float(np.interp(row_bytes, [0.0, *(2.0**self._sizes)], [0.0, *self._dram]))
         if row_bytes >= stream.table_bytes:
             dram = stream.table_bytes  # all rows are resident, without an index
@@ -129,9 +128,30 @@ class Planner:
             iops=iops,
             load=load,
             steps=steps,
-            tokens_per_s=tokens_per_s,
+            tokens_per_s=given.traffic.tokens_per_s * share,
             tokens_per_s_per_user=per_user,
         )
+
+    def _reached(self, ratios: NDArray[np.float64], load: float) -> tuple[float, tuple[LayerStep, ...]]:
+        """The share of the tokens a second asked for that is reached, and the steps at that rate. load: of the drive
+        at the rate asked for."""
+        given = self._assumptions
+        step_us = given.traffic.step_ms * 1000
+
+        def steps_at(share: float) -> tuple[LayerStep, ...]:
+            return tuple(self._step(layer, ratios, share * load) for layer in self._layers)
+
+        def allowed(share: float) -> float:
+            return step_us / (step_us + sum(step.exposed_us for step in steps_at(share)))
+
+        high = min(1.0, given.drive.utilisation / load) if load > 0 else 1.0
+        if allowed(high) >= high:
+            return high, steps_at(high)
+        low = 0.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if allowed(middle) >= middle else (low, middle)
+        return low, steps_at(low)
 
     @property
     def _rows_per_token(self) -> float:
@@ -140,6 +160,8 @@ class Planner:
         return stream.all_lookups / stream.tokens if stream.tokens else float(len(stream.classes))
 
     def _step(self, layer: int, ratios: NDArray[np.float64], load: float) -> LayerStep:
+        """load: of the drive, below 1."""
+        load = min(load, 0.99)
         given, stream = self._assumptions, self._curve.stream
         tokens = given.traffic.concurrency * given.traffic.tokens_per_step
         mean = variance = rows = 0.0
@@ -190,8 +212,3 @@ class Planner:
             if not self.meets(need, target):
                 return need, []
         return None, self.meets(self.need("all DRAM", table), target)
-
-
-def at_point(planner: Planner, point: Point) -> Need:
-    """The need of a point of the curve."""
-    return planner.need("", point.bytes)

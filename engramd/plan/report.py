@@ -13,6 +13,8 @@ from engramd.plan.curve import Curve, Misses, Point
 from engramd.plan.needs import Need, Target
 from engramd.sizes import format_size
 
+FEW_SAMPLES = 100_000
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -125,6 +127,11 @@ def _curve(plan: Plan) -> list[str]:
         notes.append(
             f"From {format_size(full[0].bytes)} on nothing is evicted: what misses ({first_looks:.1f} % of all) is "
             "looked up for the first time, and a longer stream would hit more."
+        )
+    if curve.stream.rate < 1 and curve.stream.keys.size < FEW_SAMPLES:
+        notes.append(
+            f"Only {curve.stream.keys.size:,} look-ups are in the sample, so that a ratio may be a point or two off: "
+            "take more tokens, or record for longer or at a higher --rate."
         )
     notes.append(f"From --dram {format_size(curve.stream.table_bytes)} on all rows are resident: nothing misses.")
     return [

@@ -152,6 +152,28 @@ def test_needs_follow_from_the_hit_ratio(planned: Callable[..., dict[str, Any]])
     assert [cost["name"] for cost in plan["cost"]] == ["all DRAM", "tiered", "SSD only"]
 
 
+def test_late_steps_ask_a_drive_for_less(planned: Callable[..., dict[str, Any]]) -> None:
+    plan = planned("--sizes", "4MiB", "--tokens-per-s", "10000", "--drive-iops", "450000")
+    step_us = 8000.0
+    for need in plan["needs"]:
+        exposed_us = sum(step["exposed_us"] for step in need["steps"])
+        share = share_of(need)
+        # What the steps leave at the load of that very rate; no drive is planned with more than its 70 %.
+        assert share == pytest.approx(min(step_us / (step_us + exposed_us), 0.7 / max(need["load"], 0.7)), rel=1e-3)
+    all_from_drive = plan["needs"][0]
+    assert all_from_drive["load"] > 1
+    (first, last) = all_from_drive["steps"]
+    load = share_of(all_from_drive) * all_from_drive["load"]
+    reading_us = (90 + first["reads"] / 0.45) / (1 - load)
+    assert first["usual_us"] == pytest.approx(reading_us + 10 + 0.08 * 1536 + 1536 * 264 / 20e3, rel=1e-3)
+    assert last["usual_us"] == pytest.approx(first["usual_us"])
+
+
+def share_of(need: dict[str, Any]) -> float:
+    """Of 10,000 tokens a second."""
+    return float(need["tokens_per_s"]) / 10_000
+
+
 def test_the_drive_that_doctor_measured(
     engramd: Engramd, planned: Callable[..., dict[str, Any]], table: Path, tmp_path: Path
 ) -> None:
