@@ -35,9 +35,9 @@ os.execvp(sys.argv[2 + count], sys.argv[2 + count :])
 """
 
 
-def started_with(sockets: list[socket.socket]) -> dict[str, Any]:
-    """Arguments of `start_daemon` or of Popen that hand these sockets over."""
-    numbers = [one.fileno() for one in sockets]
+def started_with(sockets: list[socket.socket], *others: int) -> dict[str, Any]:
+    """Arguments of `start_daemon` or of Popen that hand these sockets over, and other descriptors in front of them."""
+    numbers = [*others, *(one.fileno() for one in sockets)]
     return {
         "wrapper": [sys.executable, "-c", MANAGER, str(len(numbers)), *map(str, numbers)],
         "pass_fds": numbers,
@@ -88,6 +88,19 @@ def test_the_sockets_outlive_the_daemon(start_daemon: Any, stats: Any, kept: tup
     assert stats(second)["pid"] == second.pid
     variables = Path(f"/proc/{second.pid}/environ").read_bytes()
     assert b"LISTEN_FDS=2" in variables, "else this test shows nothing"
+
+
+def test_other_descriptors_may_come_along(start_daemon: Any, stats: Any, kept: tuple[str, list[socket.socket]]) -> None:
+    """A service manager passes stored memory among the same descriptors; of a name that means nothing it is left."""
+    path, sockets = kept
+    memory = os.memfd_create("other")
+    try:
+        daemon = start_daemon(socket=path, **started_with(sockets, memory))
+    finally:
+        os.close(memory)
+    assert stats(daemon)["pid"] == daemon.pid
+    with engram_client.connect(path) as client:
+        assert client.table(layer=1).fetch([0]).shape == (1, 264)
 
 
 def refusal(table: Path, sockets: list[socket.socket], *options: str, **environment: str) -> str:
