@@ -24,10 +24,10 @@ from engramd.measure.report import Question
 
 PERCENT = 10  # of the table in DRAM
 PROBE_TOKENS = 12  # a request: 288 rows
-PIECE_TOKENS = 240  # probes come from pieces all over the text, so that the ratio does not drift with it
 WARM_SHARE = 0.8
 PAUSE_S = 0.002
 STATS_EVERY_S = 0.25
+SMOOTHED = 6
 ENOUGH = 0.95
 
 
@@ -40,8 +40,11 @@ class Watched:
     ratios: list[float]
 
     def reached_s(self, ratio: float) -> float:
-        """When an interval first had that ratio; infinite where none had."""
-        return next((at for at, found in zip(self.at_s, self.ratios, strict=True) if found >= ratio), float("inf"))
+        """The end of the first SMOOTHED intervals in a row with that ratio on average; infinite where none had it."""
+        for last in range(SMOOTHED, len(self.ratios) + 1):
+            if np.mean(self.ratios[last - SMOOTHED : last]) >= ratio:
+                return self.at_s[last - 1]
+        return float("inf")
 
 
 def probe(client: Any, requests: list[npt.NDArray[np.int32]], duration_s: float) -> Watched:
@@ -71,13 +74,9 @@ def split(hasher: Any, texts: list[Ids]) -> tuple[list[npt.NDArray[np.int32]], l
     """(chunks that warm, requests that probe): int32 rows of the first layer."""
     ids = np.concatenate([hasher.row_ids(text)[:, 0] for text in texts])
     cut = int(len(ids) * WARM_SHARE)
-    pieces = [ids[at : at + PIECE_TOKENS] for at in range(cut, len(ids) - PIECE_TOKENS, PIECE_TOKENS)]
-    order = np.random.default_rng(7).permutation(len(pieces))
-    probes = [
-        np.ascontiguousarray(pieces[number][at : at + PROBE_TOKENS])
-        for number in order
-        for at in range(0, PIECE_TOKENS, PROBE_TOKENS)
-    ]
+    # In a random order, so that the ratio does not drift with the text.
+    begins = np.random.default_rng(7).permutation(np.arange(cut, len(ids) - PROBE_TOKENS, PROBE_TOKENS))
+    probes = [np.ascontiguousarray(ids[at : at + PROBE_TOKENS]) for at in begins]
     return [np.ascontiguousarray(ids[at : at + 512]) for at in range(0, cut, 512)], probes
 
 
