@@ -184,23 +184,25 @@ class Engine:
         if lib.engram_engine_check_place(self._engine, dram_bytes, handles, len(handles), error, _ERROR_BYTES) != 0:
             raise EngramdError(text_of(error))
 
-    def resident_memory(self, handle: int) -> tuple[Any, int]:
+    def map_layer(self, handle: int) -> tuple[Any, int]:
         """(engram_resident_memory *, a read-only descriptor for the caller to close) of a resident layer, once all of
-        it has been checked. Raises EngramdError with the reason where there is none."""
+        it has been checked; counts as a map until unmap_layer. Raises EngramdError with the reason where there is
+        none."""
         error = ffi.new("char[]", _ERROR_BYTES)
         memory = ffi.new("engram_resident_memory *")
-        if lib.engram_engine_resident_memory(self._engine, handle, memory, error, _ERROR_BYTES) != 0:
+        if lib.engram_engine_map_layer(self._engine, handle, memory, error, _ERROR_BYTES) != 0:
             raise EngramdError(text_of(error))
         try:
             return memory, reopen(memory.descriptor)
         except OSError as failure:
+            self.unmap_layer(handle)
             raise EngramdError(f"no descriptor for it: {failure.strerror}") from None
         finally:
             os.close(memory.descriptor)
 
-    def hold(self, handle: int, change: int) -> None:
-        """Says that one more client (1) or one fewer (-1) has a layer's resident rows mapped."""
-        lib.engram_engine_hold(self._engine, handle, change)
+    def unmap_layer(self, handle: int) -> None:
+        """One client fewer has the layer mapped."""
+        lib.engram_engine_unmap_layer(self._engine, handle)
 
     def set_policy(self, layer: ServedLayer, policy: LayerPolicy) -> None:
         """Changes what `place` is to do with a layer from its next call on."""

@@ -62,7 +62,7 @@ def keep(engine: Engine) -> None:
     kept = 0
     for layer in engine.layers:
         try:
-            _, descriptor = engine.resident_memory(layer.handle)
+            _, descriptor = engine.map_layer(layer.handle)
         except EngramdError:
             continue  # cached, or not all there yet
         manifest = layer.table.manifest

@@ -46,10 +46,9 @@ class LayerMaps:
         held = self._held.get(session, Counter())
         if held.total() >= MAX_MAPS:
             raise EngramdError(f"this session has {MAX_MAPS} maps, the limit: close some")
-        memory, descriptor = self._engine.resident_memory(handle)
+        memory, descriptor = self._engine.map_layer(handle)
         for field in ("row_layout", "rows", "row_bytes", "value_bytes", "scales_offset", "bytes"):
             setattr(message, field, getattr(memory, field))
-        self._engine.hold(handle, 1)
         held[handle] += 1
         self._held[session] = held
         return descriptor
@@ -67,11 +66,11 @@ class LayerMaps:
         if held[handle] == 0:
             return False
         held[handle] -= 1
-        self._engine.hold(handle, -1)
+        self._engine.unmap_layer(handle)
         return True
 
     def forget(self, session: int) -> None:
         """The session has ended."""
         for handle, maps in self._held.pop(session, Counter()).items():
             for _ in range(maps):
-                self._engine.hold(handle, -1)
+                self._engine.unmap_layer(handle)

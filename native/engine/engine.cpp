@@ -274,7 +274,7 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
     out.dram_bytes = placement->resident != nullptr ? layer->bytes()
                      : cache != caches_.end()       ? cache->second.budget_bytes
                                                     : 0;
-    out.maps = layer->held;
+    out.maps = layer->maps.load();
     out.rows_total = layer->rows;
     out.background_reads = layer->background_reads.load(std::memory_order_relaxed);
     for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {

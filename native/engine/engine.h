@@ -27,8 +27,8 @@ class Engine {
   // engine_place.cpp
   bool place(std::uint64_t dram_bytes, std::string& error);
   bool check_place(std::uint64_t dram_bytes, const std::uint32_t* without, std::uint64_t count, std::string& error);
-  bool resident_memory(std::uint32_t handle, engram_resident_memory* memory, std::string& error);
-  std::uint32_t hold(std::uint32_t handle, int change);
+  bool map_layer(std::uint32_t handle, engram_resident_memory* memory, std::string& error);
+  std::uint32_t unmap_layer(std::uint32_t handle);
   std::uint32_t set_policy(std::uint32_t handle, const engram_layer_policy& policy);
   std::uint32_t retire_layer(std::uint32_t handle, std::uint32_t timeout_ms);
   std::uint64_t hot_rows(std::uint32_t handle, std::uint64_t* cursor, std::uint64_t* rows, std::uint64_t capacity);

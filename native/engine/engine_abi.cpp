@@ -43,14 +43,14 @@ int engram_engine_set_policy(engram_engine* engine, uint32_t handle, const engra
                  [&](std::string&) { return static_cast<int>(engine->engine->set_policy(handle, *policy)); });
 }
 
-int engram_engine_resident_memory(engram_engine* engine, uint32_t handle, engram_resident_memory* memory, char* error,
-                                  uint64_t error_bytes) {
+int engram_engine_map_layer(engram_engine* engine, uint32_t handle, engram_resident_memory* memory, char* error,
+                            uint64_t error_bytes) {
   return guarded(error, error_bytes,
-                 [&](std::string& text) { return engine->engine->resident_memory(handle, memory, text) ? 0 : -1; });
+                 [&](std::string& text) { return engine->engine->map_layer(handle, memory, text) ? 0 : -1; });
 }
 
-int engram_engine_hold(engram_engine* engine, uint32_t handle, int change) {
-  return guarded(nullptr, 0, [&](std::string&) { return static_cast<int>(engine->engine->hold(handle, change)); });
+int engram_engine_unmap_layer(engram_engine* engine, uint32_t handle) {
+  return guarded(nullptr, 0, [&](std::string&) { return static_cast<int>(engine->engine->unmap_layer(handle)); });
 }
 
 int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const uint32_t* without, uint64_t count,

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::uint32_t kMaxWarmRows = 65'536;
 constexpr std::uint32_t kPlaceTimeoutMs = 60'000;
+constexpr int kMapAttempts = 100;  // 20 ms or so
 
 }  // namespace
 
@@ -152,7 +153,7 @@ bool Engine::check_place(std::uint64_t dram_bytes, const std::uint32_t* without,
   std::vector<const Layer*> mapped;  // of those that go
   for (const Layer* layer : served_layers()) {
     const bool goes = std::find(layers.begin(), layers.end(), layer) == layers.end();
-    if (!goes || layer->held == 0) continue;
+    if (!goes || layer->maps == 0) continue;
     held += layer->bytes();
     mapped.push_back(layer);
   }
@@ -160,7 +161,7 @@ bool Engine::check_place(std::uint64_t dram_bytes, const std::uint32_t* without,
   for (const Layer* old : mapped) {
     const auto replaces = [&](const Layer* layer) { return layer->layer == old->layer && layer->handle > old->handle; };
     if (std::any_of(plan.resident.begin(), plan.resident.end(), replaces)) continue;
-    error = "layer " + std::to_string(old->layer) + " is mapped by " + std::to_string(old->held) +
+    error = "layer " + std::to_string(old->layer) + " is mapped by " + std::to_string(old->maps.load()) +
             " client(s), and the DRAM budget of " + std::to_string(dram_bytes) +
             " does not cover both generations: close those maps, or raise dram";
     return false;
@@ -171,14 +172,25 @@ bool Engine::check_place(std::uint64_t dram_bytes, const std::uint32_t* without,
 // Of generations that are gone but for clients that have them mapped.
 std::uint64_t Engine::held_bytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& layer : layers_) bytes += layer->retired() && layer->held != 0 ? layer->bytes() : 0;
+  for (const auto& layer : layers_) bytes += layer->retired() && layer->maps != 0 ? layer->bytes() : 0;
   return bytes;
 }
 
-bool Engine::resident_memory(std::uint32_t handle, engram_resident_memory* memory, std::string& error) {
-  const Layer* layer = shared_.layer(handle);
+bool Engine::map_layer(std::uint32_t handle, engram_resident_memory* memory, std::string& error) {
+  Layer* layer = shared_.layer(handle);
   if (layer == nullptr) {
     error = "no layer has the handle " + std::to_string(handle);
+    return false;
+  }
+  // Against a placement that has planned without this map. Whoever reads counters is soon done; but a placement waits
+  // for batches, and whoever asks must not.
+  std::unique_lock lock(layers_mutex_, std::try_to_lock);
+  for (int attempt = 0; !lock && attempt < kMapAttempts; ++attempt) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    static_cast<void>(lock.try_lock());
+  }
+  if (!lock) {
+    error = "layers are just being placed: try again";
     return false;
   }
   if (layer->retired()) {
@@ -198,16 +210,21 @@ bool Engine::resident_memory(std::uint32_t handle, engram_resident_memory* memor
   }
   *memory = resident->memory();
   memory->descriptor = fcntl(memory->descriptor, F_DUPFD_CLOEXEC, 0);
-  if (memory->descriptor < 0) error = std::strerror(errno);
-  return memory->descriptor >= 0;
+  if (memory->descriptor < 0) {
+    error = std::strerror(errno);
+    return false;
+  }
+  layer->maps.fetch_add(1);
+  return true;
 }
 
-std::uint32_t Engine::hold(std::uint32_t handle, int change) {
+std::uint32_t Engine::unmap_layer(std::uint32_t handle) {
   Layer* layer = shared_.layer(handle);
   if (layer == nullptr) return ENGRAM_STATUS_UNKNOWN_TABLE;
-  const std::lock_guard lock(layers_mutex_);
-  if (change < 0 && layer->held == 0) return ENGRAM_STATUS_BAD_REQUEST;
-  layer->held += change < 0 ? -1 : 1;
+  std::uint32_t maps = layer->maps.load();
+  do {
+    if (maps == 0) return ENGRAM_STATUS_BAD_REQUEST;
+  } while (!layer->maps.compare_exchange_weak(maps, maps - 1));
   return 0;
 }
 

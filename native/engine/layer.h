@@ -98,9 +98,8 @@ class Layer {
   engram_layer_policy policy;  // under the engine's lock on layers
   UniqueFd kept;               // memory of an earlier process that may hold the rows; under the same lock
 
-  // How many clients' sessions have the resident rows mapped: their memory stays until they let go. Under the same
-  // lock.
-  std::uint32_t held = 0;
+  // How many maps of the resident rows clients hold: their memory stays until they let go. Raised under the same lock.
+  std::atomic<std::uint32_t> maps{0};
 
   std::unique_ptr<LayerCounters[]> counters;  // one per worker
   std::atomic<std::uint64_t> background_reads{0};

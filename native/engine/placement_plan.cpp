@@ -29,7 +29,7 @@ std::string too_little(const PlacementPlan& plan, std::uint64_t resident_bytes, 
 // Whether clients have the rows mapped in another layout than they are to have.
 bool is_mapped_otherwise(const Layer& layer) {
   const std::shared_ptr<ResidentRows> resident = layer.placement()->resident;
-  return layer.held != 0 && resident != nullptr && resident->row_layout() != layer.resident_layout();
+  return layer.maps != 0 && resident != nullptr && resident->row_layout() != layer.resident_layout();
 }
 
 }  // namespace
@@ -52,9 +52,9 @@ bool plan_placement(const std::vector<Layer*>& layers, std::uint64_t budget_byte
       resident_bytes += layer->bytes();
       if (!is_mapped_otherwise(*layer)) continue;
     }
-    if (layer->held != 0) {
+    if (layer->maps != 0) {
       error =
-          "layer " + std::to_string(layer->layer) + " is mapped by " + std::to_string(layer->held) +
+          "layer " + std::to_string(layer->layer) + " is mapped by " + std::to_string(layer->maps.load()) +
           " client(s), so it must stay resident as it is: close their maps, or give it the tier \"resident\" and its "
           "layout and a budget that covers it";
       return false;

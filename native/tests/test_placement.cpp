@@ -191,7 +191,7 @@ struct ResidentEngine {
   // The memory's descriptor, to be closed.
   int memory(engram_resident_memory* memory) const {
     char error[256] = "";
-    const int status = engram_engine_resident_memory(engine, handle, memory, error, sizeof error);
+    const int status = engram_engine_map_layer(engine, handle, memory, error, sizeof error);
     INFO(error);
     REQUIRE(status == 0);
     return memory->descriptor;
@@ -305,7 +305,8 @@ TEST_CASE("a layer that clients have mapped stays resident, and counts after it 
   char error[256] = "";
   engram_layer_policy cached{};
   cached.tier = ENGRAM_POLICY_CACHED;
-  REQUIRE(engram_engine_hold(engine.engine, engine.handle, 1) == 0);
+  engram_resident_memory memory{};
+  const engram::UniqueFd file_of_map(engine.memory(&memory));
   REQUIRE(engram_engine_set_policy(engine.engine, engine.handle, &cached) == 0);
   CHECK(engram_engine_place(engine.engine, 4 * all, error, sizeof error) == -1);
   CHECK(std::string(error).find("mapped by 1 client") != std::string::npos);
@@ -319,7 +320,39 @@ TEST_CASE("a layer that clients have mapped stays resident, and counts after it 
   CHECK(engram_engine_check_place(engine.engine, all + all / 2, &engine.handle, 1, error, sizeof error) == -1);
   CHECK(std::string(error).find("clients have mapped") != std::string::npos);
   CHECK(engram_engine_check_place(engine.engine, 2 * all, &engine.handle, 1, error, sizeof error) == 0);
-  REQUIRE(engram_engine_hold(engine.engine, engine.handle, -1) == 0);
-  CHECK(engram_engine_hold(engine.engine, engine.handle, -1) == ENGRAM_STATUS_BAD_REQUEST);
+  REQUIRE(engram_engine_unmap_layer(engine.engine, engine.handle) == 0);
+  CHECK(engram_engine_unmap_layer(engine.engine, engine.handle) == ENGRAM_STATUS_BAD_REQUEST);
   CHECK(engram_engine_check_place(engine.engine, all, &engine.handle, 1, error, sizeof error) == 0);
+}
+
+TEST_CASE("a layer that is mapped has its place, however placements and maps meet") {
+  const TableFile table(3000);
+  const std::uint64_t all = 3000 * 264;
+  const TestEngine engine({&table}, small_options(2 * all));
+  std::atomic<bool> stop{false};
+  std::thread placer([&] {
+    char error[512] = "";
+    for (int round = 0; !stop.load(); ++round) {
+      engram_engine_place(engine.get(), round % 2 == 0 ? 0 : 2 * all, error, sizeof error);
+      if (round % 2 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  std::uint64_t maps = 0;
+  std::uint64_t unplaced = 0;
+  const bool enough = eventually([&] {
+    char error[512] = "";
+    engram_resident_memory memory{};
+    if (engram_engine_map_layer(engine.get(), engine.handles[0], &memory, error, sizeof error) == 0) {
+      ++maps;
+      close(memory.descriptor);
+      unplaced += engram_engine_place(engine.get(), 0, error, sizeof error) == 0;
+      unplaced += engine.counters().tier == ENGRAM_TIER_CACHED;
+      CHECK(engram_engine_unmap_layer(engine.get(), engine.handles[0]) == 0);
+    }
+    return maps >= 20;
+  });
+  stop.store(true);
+  placer.join();
+  CHECK(enough);
+  CHECK(unplaced == 0);
 }

@@ -197,14 +197,14 @@ int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const 
  * shares exceed the budget. Memory that is given up is freed before new memory is taken, so the budget is not exceeded;
  * resident layers that stay so keep their rows, and so do caches whose budget stays. Waits for running batches. */
 int engram_engine_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes);
-/* A layer's resident rows, once every page of it has been checked; the caller closes the descriptor. Else -1 and a
- * sentence. */
-int engram_engine_resident_memory(engram_engine* engine, uint32_t handle, engram_resident_memory* memory, char* error,
-                                  uint64_t error_bytes);
-/* Says that one more client (change 1) or one fewer (-1) has a layer's resident rows mapped. While any has, the layer
- * stays resident (placements that would end that are refused), and if it is retired its memory counts against the
- * budget. */
-int engram_engine_hold(engram_engine* engine, uint32_t handle, int change);
+/* A layer's resident rows, once every page of it has been checked, for one more client; the caller closes the
+ * descriptor. Else -1 and a sentence. While a layer is mapped it stays resident (placements that would end that are
+ * refused), and if it is retired its memory counts against the budget. Waits for nothing: while layers are being placed
+ * it refuses. */
+int engram_engine_map_layer(engram_engine* engine, uint32_t handle, engram_resident_memory* memory, char* error,
+                            uint64_t error_bytes);
+/* One client fewer has the layer mapped. Waits for nothing. */
+int engram_engine_unmap_layer(engram_engine* engine, uint32_t handle);
 /* Rows of a layer that the row cache holds, hottest first, in pieces: fills `rows` and moves *cursor (0 to begin);
  * returns how many, 0 at the end. Rows that move meanwhile may be missed or come twice. */
 uint64_t engram_engine_hot_rows(engram_engine* engine, uint32_t handle, uint64_t* cursor, uint64_t* rows,
