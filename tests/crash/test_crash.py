@@ -44,12 +44,15 @@ class Load:
         self._rows = rows
         jobs = [self._fetch, self._wait, self._sleep, self._large]
         self.threads = [
-            threading.Thread(target=job, args=(client, chosen.getrandbits(32)), daemon=True)
-            for client in clients
+            threading.Thread(target=job, args=(table, chosen.getrandbits(32)), daemon=True)
+            for table in [client.table(layer=1) for client in clients]
             for job in jobs
         ]
         for thread in self.threads:
             thread.start()
+
+    def wait_until_served(self) -> None:
+        wait_until(lambda: self.served > 0, lambda: f"seed {SEED}: nothing is served")
 
     def _run(self, step: Callable[[], None]) -> None:
         while True:
@@ -63,8 +66,8 @@ class Load:
         self.served += 1
         self.wrong += not np.array_equal(got, self._rows[layer][ids])
 
-    def _fetch(self, client: Any, seed: int) -> None:
-        table, chosen = client.table(layer=1), np.random.default_rng(seed)
+    def _fetch(self, table: Any, seed: int) -> None:
+        chosen = np.random.default_rng(seed)
 
         def step() -> None:
             ids = chosen.integers(0, table.num_rows, 48)
@@ -72,8 +75,8 @@ class Load:
 
         self._run(step)
 
-    def _large(self, client: Any, seed: int) -> None:
-        table, chosen = client.table(layer=1), np.random.default_rng(seed)
+    def _large(self, table: Any, seed: int) -> None:
+        chosen = np.random.default_rng(seed)
 
         def step() -> None:
             ids = chosen.integers(0, table.num_rows, 3000)
@@ -81,9 +84,9 @@ class Load:
 
         self._run(step)
 
-    def _wait(self, client: Any, seed: int) -> None:
+    def _wait(self, table: Any, seed: int) -> None:
         """Several tickets at once."""
-        table, chosen = client.table(layer=1), np.random.default_rng(seed)
+        chosen = np.random.default_rng(seed)
 
         def step() -> None:
             ids = [chosen.integers(0, table.num_rows, 20) for _ in range(3)]
@@ -97,9 +100,8 @@ class Load:
 
         self._run(step)
 
-    def _sleep(self, client: Any, seed: int) -> None:
+    def _sleep(self, table: Any, seed: int) -> None:
         """A request now and then: the session is idle when the daemon dies."""
-        table = client.table(layer=1)
 
         def step() -> None:
             self._check(table.fetch([seed % 1000]), 1, [seed % 1000])
@@ -119,14 +121,14 @@ def test_daemon_killed_under_load(start_daemon: Any, rows: dict[int, Any]) -> No
     clients = [engram_client.connect(path) for _ in range(2)]
     for number in range(KILLS):
         load = Load(clients, rows, chosen)
-        time.sleep(chosen.uniform(0.05, 0.3))
+        load.wait_until_served()
+        time.sleep(chosen.uniform(0.0, 0.3))
         killed_at = time.monotonic()
         daemon.signal(signal.SIGKILL)
         for thread in load.threads:
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), f"seed {SEED}, kill {number}: a waiter is stuck"
         assert load.wrong == 0, f"seed {SEED}, kill {number}"
-        assert load.served > 0
         lost += [at - killed_at for at in load.lost_at]
         daemon.wait()
         begin = time.monotonic()
