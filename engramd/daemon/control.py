@@ -29,7 +29,7 @@ from engramd.daemon.control_memory import ByteBudget, Connection
 from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
 from engramd.daemon.reconfigure import Outcome, Reconfigure
-from engramd.daemon.sampling import Sampling
+from engramd.daemon.sampling import TAKE_SAMPLES, Sampling
 from engramd.daemon.scrub import Scrubber
 from engramd.daemon.worker_pool import WorkerPool
 
@@ -98,7 +98,9 @@ class Verbs:
             "shutdown": self._shutdown,
             "curve": self._curve,
             "record_start": lambda peer, request, ids: self._sample(peer, request, self._sampling.start_recording),
-            "record_take": lambda peer, request, ids: self._sample(peer, request, self._sampling.take_samples),
+            "record_take": lambda peer, request, ids: self._sample(
+                peer, request, self._sampling.take_samples, TAKE_SAMPLES * 8
+            ),
             "record_stop": lambda peer, request, ids: self._sample(peer, request, self._sampling.stop_recording),
         }
 
@@ -216,9 +218,11 @@ class Verbs:
     def _curve(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         self._submit(peer, request, 0, lambda: [messages.reply_ok(request, curve=self._sampling.curve())])
 
-    def _sample(self, peer: Peer, request: Request, action: Callable[[Request], dict[str, Any]]) -> None:
+    def _sample(
+        self, peer: Peer, request: Request, action: Callable[[Request], dict[str, Any]], reply_bytes: int = 0
+    ) -> None:
         self._check_administrator(peer, request)
-        self._submit(peer, request, 0, lambda: [messages.reply_ok(request, **action(request))])
+        self._submit(peer, request, reply_bytes, lambda: [messages.reply_ok(request, **action(request))])
 
     def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         self._check_administrator(peer, request)
