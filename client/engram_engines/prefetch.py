@@ -175,7 +175,9 @@ class ArrivalPrefetcher:
 
     def reached(self, request: Hashable, position: int) -> None:
         """A chunk that ends before `position` is being computed: what lies before needs no prefetch any more, and the
-        window behind it comes first, since its turn is next. Unknown requests are ignored."""
+        window behind it comes first, since its turn is next. Unknown requests are ignored, at next to no cost."""
+        if request not in self._prompts:
+            return
         with self._work:
             prompt = self._prompts.get(request)
             if prompt is None:

@@ -70,7 +70,7 @@ class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
                 raise RuntimeError("this device has no stream waits, so engramd needs --disable-cuda-graph")
             values, scales = self._lanes.enqueue(indices)
         else:
-            if self._lanes is not None and get_is_capture_mode():
+            if self._lanes is not None and _will_be_captured(forward_batch):
                 self._lanes.prepare(indices.shape[0])
             values, scales = self._lookup.rows(indices)
         out = self.new_rows(indices)
@@ -99,3 +99,12 @@ class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
         grouped = values.view(torch.float8_e4m3fn).float().unflatten(-1, (-1, native.FP8_BLOCK_SIZE))
         product = grouped * scales.view(torch.float8_e8m0fnu).float().unsqueeze(-1)
         out.copy_(product.flatten(-2).to(torch.bfloat16))
+
+
+def _will_be_captured(forward_batch: Any) -> bool:
+    """Whether this is a run before the capture of a decoding or verification step. Prompts are staged, not captured."""
+    return (
+        get_is_capture_mode()
+        and forward_batch is not None
+        and not forward_batch.forward_mode.is_extend_without_speculative()
+    )

@@ -60,8 +60,9 @@ class GraphLanes:
         lane = self._lanes.get(lane_tokens(tokens))
         if lane is None:
             raise RuntimeError(
-                f"a graph of {tokens} tokens is captured without a run before it: this SGLang captures otherwise than "
-                "the engramd plug-in expects (use --disable-cuda-graph)"
+                f"a graph of {tokens} tokens is captured that is no decoding step's, or without a run before it: the "
+                "engramd plug-in has no lane for it (use --cuda-graph-backend-prefill breakable, or "
+                "--disable-prefill-cuda-graph; for decoding steps --disable-cuda-graph)"
             )
         lane.ids[:tokens].copy_(indices)
         lane.ids[tokens:].fill_(-1)  # a larger graph's ids may be left there

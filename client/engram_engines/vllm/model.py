@@ -20,10 +20,8 @@ from ..core.model_check import open_layers
 from ..core.settings import EngineSettings, connect_when_up
 from .plugin import KNOWN_VERSIONS, vllm_version
 from .refusals import refuse_unsupported
+from .settings import engram_fields, settings_of
 from .shapes import SHAPES
-
-#: The key of vLLM's --additional-config that holds our settings, a mapping.
-ADDITIONAL_CONFIG_KEY = "engramd"
 
 
 class EngramdDeepseekV41ForCausalLM(DeepseekV41ForCausalLM):  # type: ignore[misc]
@@ -74,7 +72,7 @@ class Connection:
 
     def __init__(self, settings: EngineSettings, vllm_config: Any) -> None:
         config = vllm_config.model_config.hf_config
-        fields = {name: getattr(config, name) for name in dir(config) if name.startswith("engram_")}
+        fields = engram_fields(vllm_config)
         self.settings = settings
         self.client: Client = connect_when_up(settings, name=f"vllm rank {vllm_config.parallel_config.rank}")
         tables = open_layers(
@@ -86,16 +84,6 @@ class Connection:
         )
         #: By the layer's number in the model.
         self.tables: dict[int, Table] = {table.layer: table for table in tables}
-
-
-def settings_of(vllm_config: Any) -> EngineSettings | None:
-    """The settings of the environment and of the additional config; None where neither names a daemon.
-
-    Raises ValueError for settings that make no sense.
-    """
-    additional = vllm_config.additional_config
-    options = additional.get(ADDITIONAL_CONFIG_KEY) if isinstance(additional, dict) else None
-    return EngineSettings.find(options)
 
 
 def engram_layers(model: Any) -> list[Any]:

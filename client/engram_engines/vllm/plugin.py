@@ -49,4 +49,7 @@ def install() -> None:
     EngineSettings.find()  # refused before anything is loaded
     from vllm import ModelRegistry
 
+    from .arrival import watch_requests
+
     ModelRegistry.register_model(ARCHITECTURE, f"{__package__}.model:EngramdDeepseekV41ForCausalLM")
+    watch_requests()

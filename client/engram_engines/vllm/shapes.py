@@ -100,6 +100,16 @@ SHAPES = (
         {"get_model_state_cls": ("self",), "load_weights": ("self", "weights")},
     ),
     ClassShape(f"{_NVIDIA}.model", constants=("Engram", "EngramBatch", "NgramHashState")),
+    ClassShape("vllm.config", "SchedulerConfig", {"get_scheduler_cls": ("self",)}),
+    ClassShape(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler",
+        {
+            "add_request": ("self", "request"),
+            "finish_requests": ("self", "request_ids", "finished_status"),
+            "schedule": ("self", "throttle_prefills"),
+        },
+    ),
     ClassShape(
         "vllm.model_executor.model_loader.weight_utils",
         functions={"should_skip_weight": ("weight_name", "local_expert_ids")},

@@ -171,10 +171,32 @@ def test_graphs_share_lanes_of_powers_of_two(graph_lanes: Any) -> None:
     assert (part[5:] == -1).all(), "ids of the larger graph are asked for again"
 
 
+def test_lanes_are_made_in_the_runs_before_a_capture(
+    stager: Any, graph_lanes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from engram_engines.sglang import embedding
+
+    embed = stager.model.layers[0].embed
+    embed.connect(embed._lookup, graph_lanes)
+    ids = torch.zeros((3, 24), dtype=torch.int64)
+
+    def batch(is_prompt: bool) -> Any:
+        return SimpleNamespace(forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: is_prompt))
+
+    embed(ids, batch(False))
+    monkeypatch.setattr(embedding, "get_is_capture_mode", lambda: True)
+    embed(ids, batch(True))
+    embed(ids)
+    assert graph_lanes._rows.lanes == []
+    embed(ids, batch(False))
+    assert [lane.rows for lane in graph_lanes._rows.lanes] == [4 * 24]
+
+
 def test_a_graph_that_was_not_run_before_is_refused(graph_lanes: Any) -> None:
     import torch
 
-    with pytest.raises(RuntimeError, match="captured without a run before it"):
+    with pytest.raises(RuntimeError, match=r"of 3 tokens is captured .* without a run before it"):
         graph_lanes.enqueue(torch.zeros((3, 24), dtype=torch.int64))
 
 

@@ -81,7 +81,7 @@ def test_another_vllm(clean_registry: Any, monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_settings(clean_registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engram_engines.vllm.model import settings_of
+    from engram_engines.vllm.settings import settings_of
 
     assert settings_of(configuration()) is None
     found = settings_of(configuration(additional_config={"engramd": {"socket": "/run/a.sock", "table": "flash"}}))
