@@ -1,10 +1,11 @@
 """Stands where SGLang has a layer's table: rows come from the daemon, and SGLang's own kernel turns them into bfloat16.
 
 DaemonEmbedding takes the place of EngramEmbedding. It has no parameters and allocates nothing. Its rows arrive in one
-of three ways, always values and scales apart, as SGLang's own host table has them: staged by the scheduler for prompts
-(stager.py, SGLang's own path), looked up while the host waits (lookups.py), or by the stream itself inside a captured
-graph (graph_lanes.py). Every rank asks for all rows of its own tokens, as with SGLang's shared host table: no
-collective is needed, whatever the kind of parallelism.
+of four ways, always values and scales apart, as SGLang's own host table has them: staged by the scheduler for prompts
+(stager.py, SGLang's own path); of other steps read in place where the daemon's layer is mapped (mapped_rows.py), else
+looked up while the host waits (lookups.py), or by the stream itself inside a captured graph (graph_lanes.py). Every
+rank asks for all rows of its own tokens, as with SGLang's shared host table: no collective is needed, whatever the kind
+of parallelism.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_m
 from .graph_lanes import GraphLanes
 from .loading import refuse_unsupported
 from .lookups import LayerLookup
+from .mapped_rows import MappedRows
 
 
 class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
@@ -41,6 +43,7 @@ class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
         self._sort_host_reads = False
         self._lookup: LayerLookup | None = None
         self._lanes: GraphLanes | None = None
+        self._mapped: MappedRows | None = None
 
     @property
     def shared_host_table_without_ats(self) -> bool:
@@ -53,10 +56,12 @@ class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
     def finish_load(self, label: str) -> None:
         """Nothing was loaded."""
 
-    def connect(self, lookup: LayerLookup, lanes: GraphLanes | None) -> None:
-        """Where rows come from that the scheduler does not stage. lanes: None where there are no CUDA graphs."""
+    def connect(self, lookup: LayerLookup, lanes: GraphLanes | None, mapped: MappedRows | None = None) -> None:
+        """Where rows come from that the scheduler does not stage. lanes: None where there are no CUDA graphs.
+        mapped: where the layer can be read in place, which goes before the others."""
         self._lookup = lookup
         self._lanes = lanes
+        self._mapped = mapped
 
     def forward(self, indices: torch.Tensor, forward_batch: Any = None, *, cp_all_tokens: bool = False) -> torch.Tensor:
         """bfloat16 [tokens, columns, dim] of row ids [tokens, columns]. Raises what LayerLookup.rows() raises; what a
@@ -65,6 +70,10 @@ class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
             return self.new_rows(indices)
         if self._lookup is None:
             raise RuntimeError("Engram rows were asked for before the engramd plug-in has connected to its daemon")
+        out = self.new_rows(indices)
+        if self._mapped is not None:
+            self._mapped.gather(indices, out)
+            return out
         if indices.is_cuda and torch.cuda.is_current_stream_capturing():
             if self._lanes is None:
                 raise RuntimeError("this device has no stream waits, so engramd needs --disable-cuda-graph")
@@ -73,7 +82,6 @@ class DaemonEmbedding(native.EngramEmbedding):  # type: ignore[misc]
             if self._lanes is not None and _will_be_captured(forward_batch):
                 self._lanes.prepare(indices.shape[0])
             values, scales = self._lookup.rows(indices)
-        out = self.new_rows(indices)
         self._dequantise(values, scales, out.view(-1, self.dim))
         return out
 

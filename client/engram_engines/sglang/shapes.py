@@ -9,7 +9,11 @@ _STAGING = "sglang.srt.layers.engram_staging"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 
 SHAPES = (
-    ClassShape(_ENGRAM, functions={"get_parallel": (), "get_model": ()}, constants=("FP8_BLOCK_SIZE",)),
+    ClassShape(
+        _ENGRAM,
+        functions={"get_parallel": (), "get_model": (), "_sorted_host_reads": ("device",)},
+        constants=("FP8_BLOCK_SIZE",),
+    ),
     ClassShape(
         _ENGRAM,
         "EngramEmbedding",

@@ -26,6 +26,7 @@ from ..core.step_stager import StepStager
 from ..prefetch import ArrivalPrefetcher
 from .graph_lanes import GraphLanes
 from .lookups import LayerLookup, SplitRows, make_target
+from .mapped_rows import MappedRows
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +116,16 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         columns = int(self.hasher.offsets.shape[1])
         for embedding, table in zip(embeddings, tables, strict=True):
             lookup = LayerLookup(table, columns, client.max_ticket_rows, self.device, deadline_s)
-            lanes = None
+            lanes = mapped = None
             if self.device.type == "cuda":
+                mapped = MappedRows.open(table, self.device)
+            if self.device.type == "cuda" and mapped is None:
                 rows = DeviceTable(table, self.device, layout="split")
                 if rows.driver.has_stream_waits:
                     lanes = GraphLanes(rows, columns, self.device, deadline_s)
                     self.lanes.append(lanes)
             self.lookups.append(lookup)
-            embedding.connect(lookup, lanes)
+            embedding.connect(lookup, lanes, mapped)
 
     def stage(self, batch: Any) -> list[Any] | None:
         """The rows of an extend batch: (values, scales, event) for each layer, None for layers of other ranks. None
