@@ -34,6 +34,7 @@ def test_environment_and_options() -> None:
         ({"socket": "tcp://localhost:1"}, {}, "shared memory"),
         ({"socket": ""}, {}, "must be a text"),
         ({"socket": "/a", "columns": "diagonal"}, {}, "'contiguous' or 'strided'"),
+        ({"socket": "/a", "rows": "both"}, {}, "'auto' or 'mapped' or 'staged'"),
         ({"socket": "/a", "deadline_s": 0}, {}, "more than 0"),
         ({"socket": "/a", "deadline_s": True}, {}, "engramd option deadline_s is True"),
         (None, {"ENGRAMD_SOCKET": "/a", "ENGRAMD_WAIT_S": "soon"}, "ENGRAMD_WAIT_S is 'soon'"),

@@ -3,6 +3,7 @@
 from .class_shapes import ClassShape, EngineMismatch, check_shapes
 from .device_target import DeviceTarget
 from .host_target import HostTarget
+from .mapped_layers import map_layers
 from .model_check import ModelMismatch, open_layers
 from .settings import EngineSettings, connect_when_up
 from .step_stager import ArenaTarget, LayerTarget, Part, Step, StepStager
@@ -23,6 +24,7 @@ __all__ = [
     "check_shapes",
     "connect_when_up",
     "is_table_tensor",
+    "map_layers",
     "open_layers",
     "without_table_tensors",
 ]

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _ENVIRONMENT_PREFIX = "ENGRAMD_"
 _LONGEST_S = 86_400.0
+_CHOICES = {"columns": ("contiguous", "strided"), "rows": ("auto", "mapped", "staged")}
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _REMINDER_S = 10.0
@@ -35,7 +36,9 @@ class EngineSettings:
     wait_s: how long the engine's start waits for a daemon that nobody answers for yet, in seconds.
     deadline_s: how long a step waits for its rows before it fails, in seconds.
     columns: which hash columns a tensor-parallel rank takes: "strided" spreads each n-gram order over all ranks,
-        "contiguous" gives each rank neighbouring columns, as the engine itself does.
+        "contiguous" gives each rank neighbouring columns, as the engine itself does. Mapped rows are always so.
+    rows: "mapped" where the daemon holds every layer resident, for the engine to read there; "staged" for each step;
+        "auto" for mapped where that is possible at the start, else staged.
     """
 
     socket: str
@@ -43,6 +46,7 @@ class EngineSettings:
     wait_s: float = 300.0
     deadline_s: float = 30.0
     columns: str = "strided"
+    rows: str = "auto"
 
     @classmethod
     def find(
@@ -80,8 +84,8 @@ def _checked(name: str, label: str, value: Any) -> Any:
         return _seconds(label, value, may_be_zero=name == "wait_s")
     if not isinstance(value, str) or not value:
         raise ValueError(f"{label} is {value!r}: must be a text")
-    if name == "columns" and value not in ("contiguous", "strided"):
-        raise ValueError(f"{label} is {value!r}: must be 'contiguous' or 'strided'")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"{label} is {value!r}: must be {' or '.join(map(repr, _CHOICES[name]))}")
     if name == "socket" and ("://" in value or value.startswith("ipc-control:")):
         raise ValueError(
             f"{label} is {value!r}: rows travel through shared memory, so it must be the path of the daemon's socket"

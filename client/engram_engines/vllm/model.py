@@ -16,6 +16,7 @@ from vllm.models.deepseek_v41 import DeepseekV41ForCausalLM
 from vllm.platforms import current_platform
 
 from ..core.class_shapes import check_shapes
+from ..core.mapped_layers import map_layers
 from ..core.model_check import open_layers
 from ..core.settings import EngineSettings, connect_when_up
 from .plugin import KNOWN_VERSIONS, vllm_version
@@ -37,10 +38,19 @@ class EngramdDeepseekV41ForCausalLM(DeepseekV41ForCausalLM):  # type: ignore[mis
         check_shapes("vLLM", vllm_version(), " and ".join(f"{known}x" for known in KNOWN_VERSIONS), SHAPES)
         connection = Connection(settings, vllm_config)
         # Imported here, after the shapes were checked: their classes derive from vLLM's.
+        from .embedding import StagedEngram, StridedEngram
         from .loading import skip_table_tensors
+        from .mapped import MappedRows, over_maps
 
         skip_table_tensors()
-        with staged_layers(vllm_config, strided=settings.columns == "strided"):
+        device = torch.device("cuda", torch.accelerator.current_device_index())
+        mapped = map_layers(connection.tables, settings, lambda table: MappedRows(table, device))
+        connection.is_mapped = mapped is not None
+        if mapped is not None:
+            layer: type = over_maps(mapped, device)
+        else:
+            layer = StridedEngram if settings.columns == "strided" else StagedEngram
+        with engram_layers_of(layer, vllm_config, in_host_memory=connection.is_mapped):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         # Not a submodule, and not a parameter either.
         self.engramd = connection
@@ -48,7 +58,7 @@ class EngramdDeepseekV41ForCausalLM(DeepseekV41ForCausalLM):  # type: ignore[mis
     def get_model_state_cls(self) -> type:
         """vLLM's class for the state of a model between steps, with the staging of rows before each step."""
         state: type = super().get_model_state_cls()
-        if self.engramd is None:
+        if self.engramd is None or self.engramd.is_mapped:
             return state
         from .model_state import staging
 
@@ -75,15 +85,16 @@ class Connection:
         fields = engram_fields(vllm_config)
         self.settings = settings
         self.client: Client = connect_when_up(settings, name=f"vllm rank {vllm_config.parallel_config.rank}")
-        tables = open_layers(
+        #: In the order of the model's configuration.
+        self.tables: list[Table] = open_layers(
             self.client,
             fields,
             head_dim=fields["engram_head_dim"],
             table=settings.table,
             revision=getattr(config, "_commit_hash", None) or vllm_config.model_config.revision,
         )
-        #: By the layer's number in the model.
-        self.tables: dict[int, Table] = {table.layer: table for table in tables}
+        #: Whether the layers' rows are mapped; else they are staged for each step.
+        self.is_mapped = False
 
 
 def engram_layers(model: Any) -> list[Any]:
@@ -93,17 +104,19 @@ def engram_layers(model: Any) -> list[Any]:
 
 
 @contextmanager
-def staged_layers(vllm_config: Any, *, strided: bool) -> Iterator[None]:
-    """Models built inside have staged Engram layers, and no table is allocated for them."""
+def engram_layers_of(layer: type, vllm_config: Any, *, in_host_memory: bool) -> Iterator[None]:
+    """Models built inside have Engram layers of this class, and no table is allocated for them.
+
+    in_host_memory: the layers look rows up in host memory, for which vLLM makes a stream.
+    """
     from vllm.models.deepseek_v41.nvidia import model
 
-    from .embedding import StagedEngram, StridedEngram
-
     storage = vllm_config.engram_config
-    # No stream for look-ups from host memory, no memory shared between replicas, no page cache to drop.
-    storage.cpu_offload = storage.dp_shared_memory = storage.use_thp = False
+    storage.cpu_offload = in_host_memory
+    # No memory shared between replicas, no page cache to drop.
+    storage.dp_shared_memory = storage.use_thp = False
     native = model.Engram
-    model.Engram = StridedEngram if strided else StagedEngram
+    model.Engram = layer
     try:
         yield
     finally:

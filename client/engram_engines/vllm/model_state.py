@@ -29,12 +29,11 @@ class _Staging:
         # A pipeline stage without Engram layers has nothing to stage.
         self.engram_rows: StepRows | None = None
         if layers:
-            layer_ids = inner.engram_layout.layer_ids
             self.engram_rows = StepRows(
                 connection.client,
                 connection.settings,
                 layers,
-                [connection.tables[layer_ids[layer.layer_hash_index]] for layer in layers],
+                [connection.tables[layer.layer_hash_index] for layer in layers],
                 inner.engram_hash,
                 device,
                 vllm_config.scheduler_config.max_num_batched_tokens,

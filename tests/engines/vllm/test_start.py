@@ -278,28 +278,26 @@ def test_names_of_table_tensors(name: str, is_table: bool) -> None:
 
 def test_layers_built_for_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside the context vLLM's model builds our layers, and its own afterwards, also after a failure."""
-    from engram_engines.vllm.embedding import StagedEngram, StridedEngram
-    from engram_engines.vllm.model import staged_layers
+    from engram_engines.vllm.embedding import StagedEngram
+    from engram_engines.vllm.model import engram_layers_of
     from vllm.config.engram import EngramConfig
     from vllm.models.deepseek_v41.nvidia import model
 
     native = model.Engram
     config = SimpleNamespace(engram_config=EngramConfig(use_thp=True))
-    with staged_layers(config, strided=True):
-        assert model.Engram is StridedEngram
-        assert not config.engram_config.cpu_offload
-        assert not config.engram_config.use_thp
-    assert model.Engram is native
+    for in_host_memory in (False, True):
+        with engram_layers_of(StagedEngram, config, in_host_memory=in_host_memory):
+            assert model.Engram is StagedEngram
+            assert config.engram_config.cpu_offload is in_host_memory
+            assert not config.engram_config.use_thp
+        assert model.Engram is native
 
     def fail() -> None:
-        with staged_layers(config, strided=True):
+        with engram_layers_of(StagedEngram, config, in_host_memory=False):
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert model.Engram is native
-    with staged_layers(config, strided=False):
-        assert model.Engram is StagedEngram
     assert model.Engram is native
 
 
@@ -321,7 +319,7 @@ def test_the_connection(
 
     connection = Connection(settings, vllm_config())
     try:
-        assert {number: table.layer for number, table in connection.tables.items()} == {1: 1, 14: 14}
+        assert [table.layer for table in connection.tables] == [1, 14]
     finally:
         connection.client.close()
     with pytest.raises(ModelMismatch, match="engram_pad_token_id is 2, the model's 7"):
