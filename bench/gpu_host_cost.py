@@ -37,7 +37,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="engram-gpu-") as name:
         folder = Path(name)
         double = folder / "libcuda.so.1"
-        sources = [str(ROOT / "tests/fake_gpu" / source) for source in ("fake_gpu.cpp", "fake_cuda.cpp")]
+        sources = [str(ROOT / f"tests/fake_gpu/fake_{part}.cpp") for part in ("gpu", "memory", "streams", "cuda")]
         build = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", *sources, "-Wl,-soname,libcuda.so.1"]
         subprocess.run([*build, "-o", str(double)], check=True)
         library = ctypes.CDLL(str(double), mode=ctypes.RTLD_GLOBAL)

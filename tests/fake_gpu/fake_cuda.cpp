@@ -16,13 +16,6 @@ int enter(const char* function) {
 
 }  // namespace
 
-// An entry point that acts in a context, and hands on to the device.
-#define FORWARD(name, method, parameters, arguments)   \
-  int name parameters {                                \
-    if (const int code = enter(__func__)) return code; \
-    return Gpu::instance().method arguments;           \
-  }
-
 extern "C" {
 
 int cuInit(unsigned) {

@@ -154,3 +154,10 @@ class Gpu {
 };
 
 }  // namespace fake_gpu
+
+// An entry point of a driver's library that hands on to the device. Whoever uses it says in enter() what a call needs.
+#define FORWARD(name, method, parameters, arguments)   \
+  int name parameters {                                \
+    if (const int code = enter(__func__)) return code; \
+    return Gpu::instance().method arguments;           \
+  }

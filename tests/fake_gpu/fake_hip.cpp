@@ -5,14 +5,12 @@ using fake_gpu::Gpu;
 
 namespace {
 thread_local int current_device = 0;
+
+int enter(const char* function) {
+  return Gpu::instance().call(function);
 }
 
-// An entry point that hands on to the device.
-#define FORWARD(name, method, parameters, arguments)                  \
-  int name parameters {                                               \
-    if (const int code = Gpu::instance().call(__func__)) return code; \
-    return Gpu::instance().method arguments;                          \
-  }
+}  // namespace
 
 extern "C" {
 

@@ -29,7 +29,7 @@ def build_double(kind: str, folder: Path) -> Path:
     """Compiles one double; under ENGRAM_SANITIZE=address with ASAN, as everything else of such a run is."""
     target = folder / SONAMES[kind]
     sanitize = ["-fsanitize=address"] if os.environ.get("ENGRAM_SANITIZE") == "address" else []
-    sources = [FOLDER / "fake_gpu.cpp", FOLDER / f"fake_{kind}.cpp"]
+    sources = [FOLDER / f"fake_{part}.cpp" for part in ("gpu", "memory", "streams", kind)]
     command = [
         "g++",
         "-std=c++20",
