@@ -226,7 +226,8 @@ def test_a_dead_daemon_does_not_hang_the_stream(
         graph = step.capture()
         daemon.signal(signal.SIGSTOP)
         step.launch(graph)
-        threading.Timer(0.2, daemon.kill if how == "killed" else client.close).start()
+        end = threading.Timer(0.2, daemon.kill if how == "killed" else client.close)
+        end.start()
         started = time.monotonic()
         with pytest.raises(engram_client.DaemonLost, match="new lane"):
             step.lane.result(step.stream)
@@ -236,6 +237,7 @@ def test_a_dead_daemon_does_not_hang_the_stream(
         step.launch(graph)
         with pytest.raises(engram_client.DaemonLost):
             step.lane.result(step.stream)
+        end.join()  # the stream is released before the dead process has given its sockets back
         if how == "killed":
             start_daemon(socket=daemon.socket)
             again = Step(cuda, device, device_memory)
