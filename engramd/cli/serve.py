@@ -32,9 +32,11 @@ def run(args: argparse.Namespace) -> int:
     values = {option.key: getattr(args, option.key) for option in OPTIONS}
     flags = config.Flags(args.tables, args.config, **values)
     settings = config.settings_from(flags)
+    if args.check_config:
+        from engramd.daemon import checks
+
+        print(checks.check(settings))
+        return 0
     from engramd.daemon import service
 
-    if args.check_config:
-        print(service.check(settings))
-        return 0
     return service.serve(settings, flags)

@@ -6,7 +6,6 @@ thread, and a small pool waits for control requests. Nothing in start-up depends
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import selectors
@@ -19,16 +18,15 @@ from typing import TYPE_CHECKING
 
 from engramd import listen_fds, numa
 from engramd.config import Flags, Settings
-from engramd.daemon import log, notify, sockets
-from engramd.daemon.memory_limit import check_budget
-from engramd.daemon.tables import ServedTable, open_tables
+from engramd.daemon import checks, log, notify, sockets
+from engramd.daemon.tables import open_tables
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
 
 if TYPE_CHECKING:
     from engramd.daemon.administration import Administration
     from engramd.daemon.control import ControlEndpoint
-    from engramd.daemon.curve import ClientKeys, CurveGate
+    from engramd.daemon.curve import CurveGate
     from engramd.daemon.http_endpoint import Health
     from engramd.daemon.reconfigure import Change, Done
     from engramd.daemon.session_quota import SessionQuota
@@ -41,23 +39,6 @@ DRAIN_SLICE_MS = 50
 POOL_THREADS = 4
 POOL_QUEUE_LIMIT = 256
 _LOG = logging.getLogger("engramd")
-
-
-def check(settings: Settings) -> str:
-    """Opens everything that serving would open, and closes it again. Returns a sentence; raises EngramdError."""
-    path = sockets.server_path(settings.socket)
-    log.set_up(settings.log_level, settings.log_format)
-    tables = open_tables(settings.tables)
-    try:
-        _check_memory(settings, tables)
-        _numa_placement(settings, tables)
-        _check_state(settings)
-        _check_placement(settings, tables)
-        _tcp_keys(settings)
-        return f"the configuration is right: {_describe_tables(tables)}; socket {path}"
-    finally:
-        for table in tables:
-            table.close()
 
 
 def serve(settings: Settings, flags: Flags) -> int:
@@ -88,10 +69,10 @@ class Service:
         tables = open_tables(settings.tables)
         for table in tables:
             cleanup.callback(table.close)
-        _check_memory(settings, tables)
-        placement = _numa_placement(settings, tables)
+        checks.check_memory(settings, tables)
+        placement = checks.numa_placement(settings, tables)
         _LOG.info("NUMA: %s", placement.text)
-        self._tcp_keys = _tcp_keys(settings)
+        self._tcp_keys = checks.tcp_keys(settings)
         # Native code is loaded only now: a wrong table or a taken socket is told without waiting for it.
         from engramd.daemon import engine, events, ring_listener
         from engramd.daemon.catalogue import Catalogue
@@ -213,7 +194,7 @@ class Service:
         _LOG.info("%s", self._ready_line())
         if self._health is not None:
             self._health.is_ready = True  # before anybody is told: a probe may come at once
-        notify.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_describe_tables(self._tables)}")
+        notify.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={checks.describe_tables(self._tables)}")
         while self._stop_reason is None:
             self._turn(LONGEST_TURN_S if self._health is not None else None)
             if self._reload_wanted:
@@ -297,7 +278,7 @@ class Service:
         huge = counters["hugetlb_bytes"]
         pages = f"{format_size(huge)} of reserved huge pages" if huge else page_size_note()
         return (
-            f"serving {_describe_tables(self._tables)} from NVMe {how}; "
+            f"serving {checks.describe_tables(self._tables)} from NVMe {how}; "
             f"reader {READER_NAMES.get(counters['reader'], 'none')}, {counters['workers']} worker(s); "
             f"DRAM budget {format_size(self._settings.dram_bytes)}, {pages}; socket {self._sockets.path}"
         )
@@ -334,66 +315,6 @@ def run_time_changes(quota: SessionQuota, administration: Administration) -> dic
         done(None)
 
     return {"dram": place, "tier": place, "uid_share": set_share, "log_level": set_log, "log_format": set_log}
-
-
-def _check_memory(settings: Settings, tables: list[ServedTable]) -> None:
-    """Raises EngramdError where the budget cannot fit into the memory that the daemon may have."""
-    table_bytes = sum(table.manifest.logical_bytes for table in tables)
-    check_budget(settings.dram_bytes, table_bytes, settings.arena_limit_bytes)
-
-
-def _numa_placement(settings: Settings, tables: list[ServedTable]) -> numa.Placement:
-    """Where threads and memory go on a machine with several nodes. Raises EngramdError where they cannot."""
-    files = [descriptor for table in tables for layer in table.descriptors for descriptor in layer]
-    drives = numa.drive_nodes({os.fstat(descriptor).st_dev for descriptor in files})
-    rows_bytes = min(settings.dram_bytes, sum(table.manifest.logical_bytes for table in tables))
-    return numa.place(settings.numa_node, numa.nodes_of(), drives, rows_bytes, os.sched_getaffinity(0))
-
-
-def _check_placement(settings: Settings, tables: list[ServedTable]) -> None:
-    """Raises EngramdError where the tiers that the configuration wants do not fit into the budget."""
-    from engramd.daemon.engine import Engine
-
-    engine = Engine(settings, tables, start=False)
-    try:
-        engine.check_place(settings.dram_bytes, [])
-    finally:
-        engine.destroy()
-
-
-def _tcp_keys(settings: Settings) -> tuple[bytes, ClientKeys] | None:
-    """The keys of the TCP endpoint, where there is one. Raises EngramdError."""
-    if settings.tcp is None or settings.tcp_key is None or settings.tcp_clients is None:
-        return None  # `settings` has all three or no tcp
-    from engramd.daemon.curve import ClientKeys, read_secret_key
-
-    return read_secret_key(settings.tcp_key), ClientKeys(settings.tcp_clients)
-
-
-def _check_state(settings: Settings) -> None:
-    """Raises EngramdError where no state can be kept in the directory; leaves none behind that was not there."""
-    from engramd.daemon.heat_keeper import state_directory
-
-    folder = os.path.abspath(settings.state) if settings.state else None
-    missing = []
-    while folder and not os.path.lexists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    try:
-        state_directory(settings.state)
-    finally:
-        for path in missing:
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-
-
-def _describe_tables(tables: list[ServedTable]) -> str:
-    shown = [
-        f"{table.name} (layers {', '.join(map(str, table.layers[:8]))}{', ...' if len(table.layers) > 8 else ''}: "
-        f"{table.manifest.rows:,} rows of {table.manifest.row_bytes} B, {format_size(table.manifest.logical_bytes)})"
-        for table in tables[:8]
-    ]
-    return ", ".join(shown) + (f" and {len(tables) - 8} more tables" if len(tables) > 8 else "")
 
 
 def _signal_wakeup(cleanup: ExitStack, handler: Callable[[int, FrameType | None], None]) -> int:

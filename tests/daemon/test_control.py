@@ -359,9 +359,10 @@ def test_a_configured_group_administers(start_daemon: Any, as_nobody: Any, group
 
 
 def test_a_group_that_is_not_there_is_refused(engramd: Callable[..., Any], table: Path, socket_folder: str) -> None:
-    done = engramd("serve", table, "--socket", f"{socket_folder}/s", "--admin-group", "no-such-group")
-    assert done.returncode == 1
-    assert "admin_group no-such-group: there is no such group" in done.stderr
+    for more in ((), ("--check-config",)):
+        done = engramd("serve", table, "--socket", f"{socket_folder}/s", "--admin-group", "no-such-group", *more)
+        assert done.returncode == 1
+        assert "admin_group no-such-group: there is no such group" in done.stderr
 
 
 def test_a_corrupt_page_is_an_error_and_one_line(
