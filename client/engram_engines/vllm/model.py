@@ -30,7 +30,8 @@ class EngramdDeepseekV41ForCausalLM(DeepseekV41ForCausalLM):  # type: ignore[mis
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         settings = settings_of(vllm_config)
-        if settings is None:
+        # A model of this architecture need not have Engram layers.
+        if settings is None or not engram_fields(vllm_config).get("engram_layer_ids"):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.engramd = None
             return

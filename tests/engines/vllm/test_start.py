@@ -324,3 +324,56 @@ def test_the_connection(
         connection.client.close()
     with pytest.raises(ModelMismatch, match="engram_pad_token_id is 2, the model's 7"):
         Connection(settings, vllm_config(engram_pad_token_id=7))
+
+
+def test_the_model_from_its_configuration_to_its_state(
+    start_daemon: Any, model_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What our class does around vLLM's constructor, for which a double stands in: the whole model needs a GPU."""
+    import torch
+    from engram_engines.vllm import model as own
+    from engram_engines.vllm.embedding import StagedEngram, StridedEngram
+    from torch import nn
+    from vllm.config.engram import EngramConfig
+    from vllm.models.deepseek_v41 import DeepseekV41ForCausalLM
+    from vllm.models.deepseek_v41.nvidia import model as native
+    from vllm.models.deepseek_v41.nvidia.model_state import DeepseekV41ModelState
+
+    built: list[type] = []
+
+    def construct(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        built.append(native.Engram)
+        self.language_model = SimpleNamespace(get_model_state_cls=lambda: DeepseekV41ModelState)
+
+    monkeypatch.setattr(DeepseekV41ForCausalLM, "__init__", construct)
+    monkeypatch.setattr(DeepseekV41ForCausalLM, "load_weights", lambda self, weights: {name for name, _ in weights})
+    monkeypatch.setattr(own, "current_platform", cuda_platform())
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.delenv("ENGRAMD_SOCKET", raising=False)
+    daemon = start_daemon()
+    original = native.Engram
+
+    def make(options: dict[str, Any] | None, **changes: Any) -> Any:
+        config = configuration(additional_config={} if options is None else {"engramd": options})
+        config.engram_config = EngramConfig()
+        config.parallel_config.rank = 0
+        config.model_config.revision = None
+        config.model_config.hf_config = SimpleNamespace(**(model_config | changes))
+        return own.EngramdDeepseekV41ForCausalLM(vllm_config=config)
+
+    names = [(name, None) for name in ("layers.1.engram.embed.weight", "layers.1.engram.q_weight")]
+    for untouched in (make(None), make({"socket": daemon.socket}, engram_layer_ids=[])):
+        assert built.pop() is original
+        assert untouched.get_model_state_cls() is DeepseekV41ModelState
+        assert len(untouched.load_weights(names)) == 2
+    # "auto" without a GPU driver: nothing can be registered, so rows are staged.
+    for columns, layer in (("strided", StridedEngram), ("contiguous", StagedEngram)):
+        staged = make({"socket": daemon.socket, "columns": columns})
+        assert built.pop() is layer
+        assert native.Engram is original
+        state = staged.get_model_state_cls()
+        assert issubclass(state, DeepseekV41ModelState)
+        assert state is not DeepseekV41ModelState
+        assert staged.load_weights(names) == {"layers.1.engram.q_weight"}
+        staged.engramd.client.close()
