@@ -200,7 +200,8 @@ def test_loading_survives_faults(faulty_daemon: Any, stats: Any, rows: Rows) -> 
             for begin in range(0, table.num_rows, 199):
                 ids = np.arange(begin, min(begin + 199, table.num_rows))
                 fetch_until_served(table, ids, rows[layer][ids], failures)
-    daemon.wait_for_log("is resident")
+    for layer in rows:
+        daemon.wait_for_log(f"layer {layer} is resident")
     assert {layer["tier"] for layer in stats(daemon)["tables"][0]["layers"]} == {"resident"}
 
 
