@@ -29,6 +29,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "engramd_distinct_rows_total": ("counter", "Distinct rows of each request."),
     "engramd_page_reads_total": ("counter", "Pages read from NVMe: on demand, by prefetch, in the background."),
     "engramd_read_bytes_total": ("counter", "Bytes read from NVMe."),
+    "engramd_page_rereads_total": ("counter", "Pages read a second time because a row's checksum failed."),
     "engramd_reads_in_flight": ("gauge", "Reads that the drive has been given and has not answered."),
     "engramd_reads_in_flight_limit": ("gauge", "Most reads in flight at once."),
     "engramd_prefetch_dropped_rows_total": ("counter", "Rows whose prefetch was dropped because the queue was full."),
@@ -96,6 +97,7 @@ def _layer_samples(where: dict[str, str], layer: dict[str, Any]) -> Iterator[tup
     for source, counter in _ROW_SOURCES.items():
         yield "engramd_rows_total", {**where, "source": source}, layer[counter]
     yield "engramd_distinct_rows_total", where, layer["rows_unique"]
+    yield "engramd_page_rereads_total", where, layer["rereads"]
     for cause, counter in _READ_CAUSES.items():
         yield "engramd_page_reads_total", {**where, "cause": cause}, layer[counter]
         yield "engramd_read_bytes_total", {**where, "cause": cause}, layer[counter] * PAGE_BYTES

@@ -108,7 +108,7 @@ def test_names_and_types_follow_the_conventions() -> None:
 def test_labels_are_escaped() -> None:
     layer = dict.fromkeys(
         ("rows_total", "requests", "rows", "rows_zero", "dram_hits", "dram_misses", "rows_failed", "rows_unique",
-         "nvme_reads", "prefetch_reads", "background_reads", "maps"), 1)  # fmt: skip
+         "nvme_reads", "prefetch_reads", "background_reads", "maps", "rereads"), 1)  # fmt: skip
     name = 'a"b\\c d'
     stats = {
         "version": "1", "uptime_s": 1.5, "sessions": [],
