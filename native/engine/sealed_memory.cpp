@@ -29,6 +29,11 @@ std::size_t huge_rounded(std::size_t bytes) {
   return round_up(bytes, kHugePage);
 }
 
+// Whole pages, so that all that is mapped lies in the file.
+std::size_t file_bytes_of(std::size_t bytes, bool huge) {
+  return round_up(bytes, huge ? kHugePage : machine_page_bytes());
+}
+
 }  // namespace
 
 SealedMemory SealedMemory::create(const char* name, std::size_t bytes, std::string& error) {
@@ -39,7 +44,7 @@ SealedMemory SealedMemory::create(const char* name, std::size_t bytes, std::stri
         UniqueFd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | kHugePageFlag : 0u)));
     memory.bytes_ = bytes;
     memory.writable_ = true;
-    const std::size_t file_bytes = huge ? huge_rounded(bytes) : bytes;
+    const std::size_t file_bytes = file_bytes_of(bytes, huge);
     if (!memory.file_ || ftruncate(memory.file_.get(), static_cast<off_t>(file_bytes)) != 0) {
       error = std::strerror(errno);
       continue;
@@ -80,7 +85,7 @@ SealedMemory SealedMemory::adopt(UniqueFd file, std::size_t bytes, std::string& 
 
 bool SealedMemory::map(bool huge, std::string& error) {
   const int protection = PROT_READ | (writable_ ? PROT_WRITE : 0);
-  file_bytes_ = huge ? huge_rounded(bytes_) : bytes_;
+  file_bytes_ = file_bytes_of(bytes_, huge);
   if (huge || bytes_ < kHugePage) {
     mapping_bytes_ = file_bytes_;
     mapping_ = mmap(nullptr, mapping_bytes_, protection, MAP_SHARED, file_.get(), 0);
@@ -99,7 +104,7 @@ bool SealedMemory::map(bool huge, std::string& error) {
   if (!huge && bytes_ >= kHugePage) {
     const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
     data = reinterpret_cast<std::uint8_t*>((address + kHugePage - 1) & ~std::uintptr_t{kHugePage - 1});
-    if (mmap(data, bytes_, protection, MAP_SHARED | MAP_FIXED, file_.get(), 0) == MAP_FAILED) {
+    if (mmap(data, file_bytes_, protection, MAP_SHARED | MAP_FIXED, file_.get(), 0) == MAP_FAILED) {
       error = std::strerror(errno);
       return false;
     }

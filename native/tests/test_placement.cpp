@@ -87,7 +87,9 @@ TEST_CASE("hot rows are listed hottest first and warm another engine") {
   REQUIRE(client.fetch(engine.handles[0], first_rows(800)) == ENGRAM_STATUS_OK);
   for (int round = 0; round < 3; ++round) REQUIRE(client.fetch(engine.handles[0], first_rows(100)) == ENGRAM_STATUS_OK);
   const std::vector<std::uint64_t> hot = hot_rows(engine, 64);
-  REQUIRE(hot.size() == 800);
+  // Nearly all: a row whose two index buckets are full takes another's place, which depends on the order of arrival.
+  REQUIRE(hot.size() >= 790);
+  REQUIRE(hot.size() <= 800);
   std::vector<std::uint64_t> sorted = hot;
   std::sort(sorted.begin(), sorted.end());
   CHECK(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end());
@@ -99,9 +101,8 @@ TEST_CASE("hot rows are listed hottest first and warm another engine") {
   BareClient second(other.get());
   REQUIRE(second.fetch(other.handles[0], first_rows(800)) == ENGRAM_STATUS_OK);
   CHECK(reply_is(table, second.reply(0), first_rows(800)));
-  // Nearly all: a row whose two index buckets are full takes another's place.
-  CHECK(other.counters().dram_hits >= 790);
-  CHECK(other.counters().nvme_reads == other.counters().dram_misses);
+  CHECK(other.counters().dram_hits >= hot.size() - 10);
+  CHECK(other.counters().nvme_reads <= other.counters().dram_misses);  // two rows may share a page
   CHECK(other.counters().prefetch_reads == 0);
   CHECK(other.counters().background_reads > 0);
   CHECK(other.counters().requests == 1);
