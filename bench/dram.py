@@ -14,24 +14,10 @@ from bench.environment import ROW_BYTES, Ids, Settings, Table
 from engramd.measure.daemon import Daemon, total
 from engramd.measure.gather import LocalGather, by_take
 from engramd.measure.report import Question, interleave
-from engramd.measure.tickets import by_ticket
+from engramd.measure.tickets import by_ticket, queued
 
 BATCHES = (48, 288, 3072, 12_288, 49_152, 393_216)
 ROWS_PER_SIDE = 3_000_000
-
-
-def by_two_tickets(table: engram_client.Table, ids: Ids, batch: int) -> float:
-    """The same with the next batch submitted before the last one is waited for."""
-    began = time.perf_counter()
-    last = table.submit(ids[:batch])
-    for start in range(batch, len(ids), batch):
-        following = table.submit(ids[start : start + batch])
-        last.wait()
-        last.release()
-        last = following
-    last.wait()
-    last.release()
-    return len(ids) / (time.perf_counter() - began)
 
 
 def by_fetch(table: engram_client.Table, ids: Ids, batch: int, out: Any) -> float:
@@ -114,7 +100,7 @@ def measure_batch(
     before = client.stats()
     sides: dict[str, Callable[[int], float]] = {
         "ours": lambda _: by_ticket(layer, choose(), batch),
-        "queued": lambda _: by_two_tickets(layer, choose(), batch),
+        "queued": lambda _: queued(layer, choose(), batch, 2),
         "limit": lambda _: local.run(choose(), batch),
         "take": lambda _: by_take(local.rows, choose(), batch, out),
         "fetch": lambda _: by_fetch(layer, choose(), batch, out),

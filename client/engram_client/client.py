@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from .arguments import MAX_ARENA_BYTES, handshake_timeout, integer, text_or_none
+from .context import Closeable
 from .errors import DaemonLost
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SYSTEM_SOCKET = "/run/engramd/engramd.sock"
 
 
-class Client(ABC):
+class Client(Closeable, ABC):
     """A connection to one daemon. Made by connect(); may be used from any number of threads.
 
     A client survives its daemon: calls in flight raise DaemonLost, and the next call connects again. After a fork the
@@ -54,14 +54,6 @@ class Client(ABC):
 
         Calls in flight in other threads raise EngramError. Views of unreleased tickets stay readable.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def find_target() -> str:

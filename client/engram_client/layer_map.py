@@ -6,19 +6,19 @@ import contextlib
 import mmap
 import os
 import weakref
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from ._native import ffi, lib
 from .arrays import UINT8, Layout, Rows
+from .context import Closeable
 from .errors import EngramError
 from .layer import LayerInfo
 from .ring_session import RingSession
 
 
-class LayerMap:
+class LayerMap(Closeable):
     """All rows of one layer of one generation, as they lie in the daemon's memory. Made by Table.map().
 
     layout "packed": rows is uint8 [num_rows, row_bytes]. layout "split": values is uint8 [num_rows, value_bytes] and
@@ -98,14 +98,6 @@ class LayerMap:
                 f"arrays of the map of {self.name} layer {self.layer} are still in use: drop them before close()"
             ) from None
         self._tell()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _unmap(session: RingSession, handle: int) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import Literal, Self, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .arguments import deadline_of
 from .arrays import UINT8, Ids, Layout, Rows, check_out, check_split_out
+from .context import Releasable
 from .errors import RowIdError
 from .layer import LayerInfo
 from .layer_map import LayerMap
@@ -25,7 +25,7 @@ def check_waiting(on_full: str, timeout: float | None) -> None:
     deadline_of(timeout)
 
 
-class Ticket(ABC):
+class Ticket(Releasable, ABC):
     """A batch on its way: from Table.submit() to release(). A context manager that releases at its end.
 
     A ticket that is dropped without release gives its room back when it is collected: at once, or, where views of its
@@ -46,14 +46,6 @@ class Ticket(ABC):
     @abstractmethod
     def release(self) -> None:
         """Gives the ticket's room back. Does nothing where that was done before."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class Table(ABC):

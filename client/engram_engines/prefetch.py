@@ -24,11 +24,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from engram_client import Client, EngramError, NgramHasher, Table, connect
+from engram_client.context import Closeable
 from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class _Prompt:
         self.limit = limit
 
 
-class ArrivalPrefetcher:
+class ArrivalPrefetcher(Closeable):
     """Prefetches the rows of prompts in the order of their arrival. Owns a session of its own and one thread.
 
     arrived(), reached() and ended() are for the scheduler's thread (any thread may call them): each takes a lock for a
@@ -211,14 +211,6 @@ class ArrivalPrefetcher:
             self._work.notify_all()
         self._thread.join()
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _make_due(self, request: Hashable, prompt: _Prompt, is_next: bool = False) -> None:
         if prompt.sent >= prompt.limit:

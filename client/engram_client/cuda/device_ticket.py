@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from ..context import Releasable
 from ..ring_table import RingTicket
 
 if TYPE_CHECKING:
     from .device_table import DeviceTable
 
 
-class DeviceTicket:
+class DeviceTicket(Releasable):
     """A batch on its way into device memory: from DeviceTable.submit() on. wait() enqueues its copy."""
 
     __slots__ = ("_out", "_pieces", "_stream", "_table", "_ticket")
@@ -53,11 +53,3 @@ class DeviceTicket:
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             ticket.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()

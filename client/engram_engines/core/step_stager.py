@@ -15,11 +15,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from engram_client import Busy, EngramError, Table, Ticket
 from engram_client.arrays import Ids, Layout
+from engram_client.context import Releasable
 
 
 class Pending(Protocol):
@@ -91,7 +91,7 @@ class Part:
         self.rows: Any = None
 
 
-class Step:
+class Step(Releasable):
     """One step's batches, from StepStager.begin() to release(). A context manager that releases at its end.
 
     Layers are completed in any order, each once, by parts() or finish(). After an error the step is over: what is on
@@ -195,14 +195,6 @@ class Step:
                 )
         self._guarded_fill()
         return bool(self._in_flight[position])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class StepStager:
