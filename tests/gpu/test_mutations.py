@@ -87,7 +87,7 @@ MUTATIONS = {
     ),
     "status not read": (
         "stream_lane.py",
-        "        if reply.completion != _COMPLETION_OK:\n            self._raise_reply(reply)\n",
+        "        if uses and reply.completion != _COMPLETION_OK:\n            self._raise_reply(reply)\n",
         "",
         f"{STREAM}::test_errors_of_a_use_are_told_and_the_lane_goes_on",
     ),
