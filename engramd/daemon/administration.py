@@ -146,7 +146,7 @@ class Administration:
                 if not self._engine.retire_layer(layer.handle, RETIRE_TIMEOUT_MS):
                     _LOG.warning("table %s layer %d: old batches are still running", path.name, layer.layer)
             try:
-                self._engine.place(int(self._engine.counters()["budget_bytes"]))
+                self._engine.place(self._engine.budget_bytes())
             except EngramdError as error:
                 _LOG.warning("table %s is served from NVMe alone: %s", path.name, error)
             _LOG.info(

@@ -303,7 +303,7 @@ class Engine:
             capacity = count + 64
 
     def counters(self) -> dict[str, Any]:
-        """The fields of engram_engine_counters."""
+        """The fields of engram_engine_counters. Waits for a placement that is under way: not for the event loop."""
         counters = ffi.new("engram_engine_counters *")
         lib.engram_engine_read_counters(self._engine, counters)
         return fields_of(counters[0])
@@ -316,8 +316,8 @@ class Engine:
         return int(sum_ns[0]), [(buckets[index].end_ns, buckets[index].count) for index in range(count)]
 
     def budget_bytes(self) -> int:
-        """The DRAM budget in force."""
-        return int(self.counters()["budget_bytes"])
+        """The DRAM budget in force. Waits for nothing, unlike counters(), which waits for a running placement."""
+        return int(lib.engram_engine_budget_bytes(self._engine))
 
     def drain(self, timeout_ms: int) -> bool:
         """Refuses new requests and waits for running ones; whether all are done."""

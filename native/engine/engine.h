@@ -44,6 +44,8 @@ class Engine {
   std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity);
   std::uint64_t session_counters(engram_session_counters* counters, std::uint64_t capacity);
   void read_counters(engram_engine_counters* counters);
+  // Waits for nothing, a placement that is under way included.
+  std::uint64_t budget_bytes() const { return dram_bytes_.load(); }
   std::uint64_t latency_histogram(std::uint32_t latency_class, engram_latency_bucket* buckets, std::uint64_t capacity,
                                   std::uint64_t* sum_ns) const;  // engine_latency.cpp
 
@@ -83,7 +85,7 @@ class Engine {
   std::vector<std::unique_ptr<Layer>> layers_;  // under layers_mutex_; shared_ points into it
   std::map<CacheKey, PlacedCache> caches_;      // under layers_mutex_
   std::unique_ptr<ResidentLoader> loader_;      // under layers_mutex_
-  std::uint64_t dram_bytes_ = 0;                // the budget in force; under layers_mutex_
+  std::atomic<std::uint64_t> dram_bytes_{0};    // the budget in force; written under layers_mutex_
   std::atomic<std::uint32_t> dram_objects_{0};  // caches and resident layers whose memory is not freed yet
   bool started_ = false;
   std::uint64_t ids_bytes_ = 0;   // of a session's ids area

@@ -118,6 +118,10 @@ uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_co
   return engine->engine->session_counters(counters, capacity);
 }
 
+uint64_t engram_engine_budget_bytes(const engram_engine* engine) {
+  return engine->engine->budget_bytes();
+}
+
 void engram_engine_read_counters(engram_engine* engine, engram_engine_counters* counters) {
   guarded(nullptr, 0, [&](std::string&) {
     engine->engine->read_counters(counters);

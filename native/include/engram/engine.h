@@ -238,6 +238,9 @@ void engram_engine_close_session(engram_engine* engine, uint64_t session);
 int engram_engine_request(engram_engine* engine, const engram_request* request, const void* ids, void* out,
                           uint32_t timeout_ms, engram_failure* failure);
 
+/* The DRAM budget in force. Waits for nothing; what follows may wait for a placement that is under way. */
+uint64_t engram_engine_budget_bytes(const engram_engine* engine);
+
 /* Counters; retired layers are left out. Arrays are filled up to capacity; the return value is the number there are. */
 uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counters* counters, uint64_t capacity);
 uint64_t engram_engine_session_counters(engram_engine* engine, engram_session_counters* counters, uint64_t capacity);
