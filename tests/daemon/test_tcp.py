@@ -133,7 +133,7 @@ def test_keys_that_cannot_be_used_are_refused_at_the_start(
 
 def test_tcp_without_keys_is_refused() -> None:
     for values in ({}, {"tcp_key": "/k"}, {"tcp_clients": "/c"}):
-        with pytest.raises(EngramdError, match=r"tcp needs tcp_key.*keygen.*tcp_clients"):
+        with pytest.raises(EngramdError, match=r"tcp .* needs tcp_key.*keygen.*tcp_clients"):
             settings_from(Flags(tables=["/t"], tcp="5750", **values))
 
 
