@@ -161,8 +161,8 @@ def _check_together(settings: Settings) -> None:
     check_shares([table.policy for table in settings.tables])
     if settings.tcp is not None and (settings.tcp_key is None or settings.tcp_clients is None):
         raise EngramdError(
-            f"tcp {settings.tcp} needs tcp_key, the daemon's secret key (`engramd keygen PATH` makes one), and tcp_clients, a folder "
-            "with the public keys of the clients that may connect"
+            f"tcp {settings.tcp} needs tcp_key, the daemon's secret key (`engramd keygen PATH` makes one), and "
+            "tcp_clients, a folder with the public keys of the clients that may connect"
         )
     if settings.arena_limit_bytes < settings.arena_bytes:
         raise EngramdError(

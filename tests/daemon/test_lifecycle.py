@@ -241,7 +241,7 @@ def test_usage_errors_are_status_2(engramd: Engramd) -> None:
 
 
 def test_wrong_values_name_the_flag(engramd: Engramd, table: Path) -> None:
-    for flag, value in (("--dram", "12parsecs"), ("--workers", "-1"), ("--reader", "mmap"), ("--tcp", "somewhere:5555")):
+    for flag, value in (("--dram", "12parsecs"), ("--workers", "-1"), ("--reader", "mmap"), ("--tcp", "0.0.0:5555")):
         done = engramd("serve", table, flag, value)
         assert done.returncode in (1, 2)
         assert flag in done.stderr
