@@ -5,7 +5,6 @@ The oracle computes the rows of `engramd synth` from their written-down formula;
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,21 +89,6 @@ def client(request: pytest.FixtureRequest, start_daemon: Any, connect: Any) -> e
     daemon = start_daemon()
     made: engram_client.Client = connect(daemon if request.param == "ring" else f"ipc-control:{daemon.socket}")
     return made
-
-
-@pytest.fixture(scope="session")
-def freeze() -> Callable[[Any], None]:
-    """`freeze(daemon)` stops a daemon (SIGSTOP) and returns once none of its threads runs."""
-
-    def stop(daemon: Any) -> None:
-        daemon.signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 20
-        for thread in Path(f"/proc/{daemon.pid}/task").iterdir():
-            while (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
-                assert time.monotonic() < deadline, "a thread of the daemon does not stop"
-                time.sleep(0.001)
-
-    return stop
 
 
 @pytest.fixture

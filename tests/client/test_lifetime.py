@@ -82,11 +82,11 @@ def test_search_order(start_daemon: Any, socket_folder: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("transport", ["ring", "control"])
-def test_kill_in_the_middle_of_a_wait(start_daemon: Any, connect: Any, transport: str, freeze: Any) -> None:
+def test_kill_in_the_middle_of_a_wait(start_daemon: Any, connect: Any, transport: str) -> None:
     daemon = start_daemon()
     client = connect(daemon.socket if transport == "ring" else f"ipc-control:{daemon.socket}")
     handle = client.table(layer=1)
-    freeze(daemon)  # so that it cannot answer before it dies
+    daemon.freeze()  # so that it cannot answer before it dies
     ended: list[float] = []
 
     def lose(call: Callable[[], Any]) -> None:
@@ -177,11 +177,11 @@ def test_a_stop_is_a_loss(start_daemon: Any, connect: Any) -> None:
         handle.fetch([1])
 
 
-def test_close(start_daemon: Any, connect: Any, freeze: Any) -> None:
+def test_close(start_daemon: Any, connect: Any) -> None:
     daemon = start_daemon()
     client = connect(daemon)
     handle = client.table(layer=1)
-    freeze(daemon)
+    daemon.freeze()
     ended: list[float] = []
 
     def wait() -> None:

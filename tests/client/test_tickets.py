@@ -61,8 +61,8 @@ def test_release_is_idempotent(handle: Any, client: Any) -> None:
         assert usage(client) == (0, 0)
 
 
-def test_ids_may_change_after_submit(handle: Any, daemon: Any, rows_of: Any, freeze: Any) -> None:
-    freeze(daemon)
+def test_ids_may_change_after_submit(handle: Any, daemon: Any, rows_of: Any) -> None:
+    daemon.freeze()
     ids = np.arange(10)
     ticket = handle.submit(ids)
     ids[:] = -1
@@ -113,8 +113,8 @@ def test_views_outlive_client_and_daemon(daemon: Any, connect: Any, rows_of: Any
     assert (view == rows_of(np.arange(30), 14)).all()
 
 
-def test_timeout_of_a_stuck_daemon(handle: Any, daemon: Any, client: Any, rows_of: Any, freeze: Any) -> None:
-    freeze(daemon)
+def test_timeout_of_a_stuck_daemon(handle: Any, daemon: Any, client: Any, rows_of: Any) -> None:
+    daemon.freeze()
     ticket = handle.submit([1, 2, 3])
     for timeout in (0, 0.001, 0.15):
         started = time.monotonic()
@@ -131,9 +131,9 @@ def test_timeout_of_a_stuck_daemon(handle: Any, daemon: Any, client: Any, rows_o
 
 
 def test_a_dropped_request_in_flight_keeps_its_place(
-    handle: Any, daemon: Any, client: Any, rows_of: Any, eventually: Any, freeze: Any
+    handle: Any, daemon: Any, client: Any, rows_of: Any, eventually: Any
 ) -> None:
-    freeze(daemon)
+    daemon.freeze()
     dropped = handle.submit(np.arange(100))
     dropped.release()
     ids = np.arange(100, 200)
@@ -225,7 +225,7 @@ def test_threads_that_wait_for_each_other(handle: Any, client: Any, eventually: 
     assert outcome == ["busy", "busy"]
 
 
-def test_signals_end_a_wait(handle: Any, daemon: Any, client: Any, eventually: Any, freeze: Any) -> None:
+def test_signals_end_a_wait(handle: Any, daemon: Any, client: Any, eventually: Any) -> None:
     class Interrupt(Exception):
         pass
 
@@ -236,7 +236,7 @@ def test_signals_end_a_wait(handle: Any, daemon: Any, client: Any, eventually: A
     previous = signal.signal(signal.SIGUSR1, interrupt)
     try:
         gc.collect()
-        freeze(daemon)
+        daemon.freeze()
         ticket = handle.submit([1])
         many = np.zeros(3 * client.max_ticket_rows, np.int32)
         for call in (ticket.wait, lambda: handle.fetch([1, 2]), lambda: handle.fetch(many)):

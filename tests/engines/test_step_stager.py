@@ -135,7 +135,7 @@ def test_a_stuck_daemon_ends_the_step_at_its_deadline(start_daemon: Any, connect
     client = connect(daemon)
     tables = [client.table(layer=layer) for layer in LAYERS]
     stager = StepStager([ArenaTarget(table, 500) for table in tables], (0, 1), COLUMNS, deadline_s=0.2)
-    daemon.signal(signal.SIGSTOP)
+    daemon.freeze()
     try:
         error = stager_error(stager, random_ids(tables, 4, 5))
     finally:

@@ -151,7 +151,7 @@ def test_each_replay_waits_for_its_own_reply(
         for start, rows in expected.items():
             step.write_ids(np.arange(start, start + ROWS))
             wait_for_stream(step)
-            daemon.signal(signal.SIGSTOP)
+            daemon.freeze()
             step.launch(graph)
             time.sleep(0.1)
             daemon.signal(signal.SIGCONT)
@@ -224,7 +224,7 @@ def test_a_dead_daemon_does_not_hang_the_stream(
         step.lane.enqueue(step.ids.address, step.stream)
         step.expect(ids)
         graph = step.capture()
-        daemon.signal(signal.SIGSTOP)
+        daemon.freeze()
         step.launch(graph)
         end = threading.Timer(0.2, daemon.kill if how == "killed" else client.close)
         end.start()
@@ -256,7 +256,7 @@ def test_a_stuck_daemon_ends_at_the_deadline_for_good(
     with DeviceTable(connect(daemon).table(layer=1), 0) as device:
         step = Step(cuda, device, device_memory, deadline_s=0.2)
         step.write_ids(np.arange(ROWS))
-        daemon.signal(signal.SIGSTOP)
+        daemon.freeze()
         step.lane.enqueue(step.ids.address, step.stream)
         with pytest.raises(engram_client.RequestTimeout, match=r"0\.2 s"):
             step.lane.result(step.stream)
