@@ -72,7 +72,7 @@ struct WorkerOptions {
 
 class Worker {
  public:
-  static constexpr std::uint32_t kSmallRows = 256;
+  static constexpr std::uint32_t kSmallRows = 512;  // one block of a look-up
 
   Worker(EngineShared& shared, const WorkerOptions& options);
   ~Worker();
