@@ -16,8 +16,9 @@ from typing import Any
 import engram_client
 import numpy as np
 
-from bench.cache_quality import COLUMNS, CONFIG, SAMPLE, SIZES_GIB
+from bench.cache_quality import COLUMNS, SAMPLE, SIZES_GIB
 from bench.environment import ROW_BYTES, Ids, Settings, Table, documents, hasher_for, tokenizer_path
+from bench.hasher import PUBLISHED_CONFIG
 from bench.record_cost import recording
 from engramd.cache_simulation import LAYER_SHIFT, CacheSimulation, simulate
 from engramd.measure.daemon import ENGRAMD, Daemon
@@ -39,10 +40,10 @@ def plan_agrees(settings: Settings, question: Question, texts: list[Ids]) -> Non
     """Cases of `engramd plan`."""
     tokens, config = settings.scratch / "agreement.npz", settings.scratch / "agreement.json"
     np.savez(tokens, tokens=np.concatenate(texts), doc_lengths=np.array([len(text) for text in texts]))
-    config.write_text(json.dumps(CONFIG))
+    config.write_text(json.dumps(PUBLISHED_CONFIG))
     sizes = ",".join(f"{size}GiB" for size in SIZES_GIB)
     plan = engramd_json("plan", tokens, "--tokenizer", tokenizer_path(), "--config", config, "--sizes", sizes)
-    hasher = hasher_for(CONFIG)
+    hasher = hasher_for(PUBLISHED_CONFIG)
     ids = np.concatenate([hasher.row_ids(text)[:, 0, COLUMNS] for text in texts])
     for size, point in zip(SIZES_GIB, plan["curve"], strict=True):
         exact = simulate(ids, (size << 30) // ROW_BYTES // SAMPLE)

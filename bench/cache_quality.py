@@ -10,19 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.environment import Settings, documents, hasher_for
+from bench.hasher import PUBLISHED_CONFIG
 from engramd._engine import ffi, lib
 from engramd.cache_simulation import simulate
 from engramd.measure.report import Question
 
-CONFIG = {
-    "engram_layer_ids": [1, 14],
-    "engram_num_embeddings": [384006168, 384016682],
-    "engram_max_ngram_size": 4,
-    "engram_vocab_size": 16000000,
-    "engram_n_heads": 8,
-    "engram_pad_token_id": 2,
-    "engram_compressed_vocab_size": 99092,
-}
 COLUMNS = (0, 8, 16)
 SAMPLE = 16
 SIZES_GIB = (2, 4, 8)
@@ -42,7 +34,7 @@ def measure(settings: Settings) -> Question:
     question = Question("e", "Hit ratio of the second half, the first half warms (and of the whole)")
     wanted = 1_000_000 if settings.quick else 1 << 62
     texts, source = documents(settings.trace, wanted if settings.trace else min(wanted, 3_000_000))
-    hasher = hasher_for(CONFIG)
+    hasher = hasher_for(PUBLISHED_CONFIG)
     ids = np.concatenate([hasher.row_ids(text)[:, 0, COLUMNS] for text in texts])
     keys, distinct = dense(ids)
     question.note(

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from engram_client.hasher import NgramHasher
 
-from bench.cache_quality import COLUMNS, CONFIG, SAMPLE, SIZES_GIB
+from bench.cache_quality import COLUMNS, SAMPLE, SIZES_GIB
 from bench.environment import ROW_BYTES, Ids, Settings, documents, hasher_for
+from bench.hasher import PUBLISHED_CONFIG
 from engramd._engine import lib
 from engramd.cache_simulation import CacheSimulation
 from engramd.cli.warm import FILL_SHARE
@@ -77,7 +78,7 @@ def measure(settings: Settings) -> Question:
     ends = np.cumsum([len(text) for text in texts])
     half = int(np.searchsorted(ends, ends[-1] // 2))
     known, unseen = texts[:half], texts[half:]
-    hasher = OneHead(hasher_for(CONFIG))
+    hasher = OneHead(hasher_for(PUBLISHED_CONFIG))
     first = np.concatenate([hasher.row_ids(text)[:, 0] for text in unseen])[:FIRST_TOKENS].astype(np.int64)
     ranked = Documents(np.concatenate(known), np.concatenate([[0], ends[:half]]).astype(np.int64))
     question.note(f"{source}; the first {ends[half - 1] if half else 0:,} are ranked")

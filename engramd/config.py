@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from engramd.bounded_file import read_at_most
 from engramd.daemon.memory_limit import machine_memory, memory_limit
 from engramd.errors import EngramdError
 from engramd.options import BY_KEY, MIN_ARENA_BYTES, OPTIONS
@@ -179,13 +180,7 @@ def _read_file(path: str) -> dict[str, Any]:
     """Settings attributes of a config file, its `[[table]]` entries as `tables`."""
     import tomllib  # here: a daemon without a config file need not load it
 
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_CONFIG_BYTES:
-        raise EngramdError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
+    data = read_at_most(path, MAX_CONFIG_BYTES)
     try:
         text = data.decode("utf-8")
         document = tomllib.loads(text)

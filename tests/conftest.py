@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import engram_client
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -334,3 +335,17 @@ def rows(table: Path) -> dict[int, np.ndarray[Any, np.dtype[np.uint8]]]:
         synth_rows(SYNTH_SEED, layer.layer, 0, layer.rows, manifest.value_bytes, 0, manifest.row_bytes, data)
         whole[layer.layer] = np.frombuffer(data, np.uint8).reshape(layer.rows, manifest.row_bytes)
     return whole
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., engram_client.Client]]:
+    """`connect(daemon, **options)`: a client that is closed at the end."""
+    clients: list[engram_client.Client] = []
+
+    def open_client(daemon: Any, **options: Any) -> engram_client.Client:
+        clients.append(engram_client.connect(daemon.socket, **options))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.close()

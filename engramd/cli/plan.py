@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from engramd.bounded_file import read_at_most
 from engramd.cli.arguments import add_socket_option
 from engramd.errors import EngramdError
 from engramd.sizes import format_size, parse_size
@@ -189,14 +190,7 @@ def _read_config(path: str) -> dict[str, Any]:
 def _read_json(path: str) -> Any:
     from engramd import strict_json
 
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_CONFIG_BYTES:
-        raise EngramdError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-    return strict_json.loads(data, path)
+    return strict_json.loads(read_at_most(path, MAX_CONFIG_BYTES), path)
 
 
 def _row_bytes(config: dict[str, Any]) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import engram_client
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -163,20 +162,6 @@ def cuda(doubles: dict[str, Double]) -> Iterator[Double]:
     yield double
     assert double.counter("pageable_copies") == 0, "memory was copied that is not registered"
     double.reset()
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., engram_client.Client]]:
-    """`connect(daemon, **options)`: a client that is closed at the end."""
-    clients: list[engram_client.Client] = []
-
-    def open_client(daemon: Any, **options: Any) -> engram_client.Client:
-        clients.append(engram_client.connect(daemon.socket, **options))
-        return clients[-1]
-
-    yield open_client
-    for client in clients:
-        client.close()
 
 
 @pytest.fixture
