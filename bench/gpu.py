@@ -53,6 +53,11 @@ class Daemon:
         self.process.send_signal(number)
         self.process.wait(30)
 
+    def freeze(self) -> None:
+        """SIGSTOP; returns once all its threads have stopped: until then it may still answer."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
 
 class Buffer:
     """Device memory with pinned host memory of the same size beside it."""
@@ -261,7 +266,7 @@ def check_streams(
     ids_buffer = Buffer(driver, 48 * 4)
     ids_buffer.write(np.arange(48, dtype=np.int32), stream)
     lane = device.stream_lane(48, out.address, deadline_s=60)
-    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.freeze()
     lane.enqueue(ids_buffer.address, stream)
     daemon.stop(signal.SIGKILL)
     started = time.monotonic()
