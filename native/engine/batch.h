@@ -34,7 +34,9 @@ struct SharedLookUp {
   std::uint32_t block_count = 0;
   std::atomic<std::uint32_t> next_block{0};
   std::atomic<std::uint32_t> helpers{0};  // raised under the lock, while the batch is published
-  bool withdrawn = false;                 // the batch's own worker
+  std::atomic<std::uint64_t> rows_zero{0};
+  std::atomic<std::uint32_t> first_bad{UINT32_MAX};  // the first position with an id outside the table
+  bool withdrawn = false;                            // the batch's own worker
 };
 
 struct Batch {
@@ -47,15 +49,18 @@ struct Batch {
   engram_request request{};
   std::uint64_t taken_ns = 0;
 
-  std::vector<std::int64_t> ids;     // validated
+  std::vector<std::int64_t> ids;     // validated, as far as they are taken
   std::vector<std::uint32_t> first;  // first position with the same id; once duplicates are known
   std::vector<std::uint8_t> missed;  // by position: its row had to be read
   Destination destination;
   Copiers copiers;
   PartCopier part_copier = nullptr;  // where the layer is resident in split layout
   bool all_in_dram = false;          // decided when it began: all rows are resident
-  bool knows_duplicates = false;     // `first` and rows_distinct are there: from the first miss on
+  // Where the client's ids lie, as long as blocks take theirs as they come; null once all are taken.
+  const std::uint8_t* untaken_ids = nullptr;
+  bool knows_duplicates = false;  // `first` and rows_distinct are there: from the first miss on
   bool has_duplicates = false;
+  bool reports_progress = false;  // its client copies rows that are ready while the rest is looked up
   bool prefetch = false;
   bool warm = false;  // a prefetch of the daemon's own, answered when its rows are there
 
@@ -93,7 +98,8 @@ struct Batch {
     request = {};
     destination = {};
     shared.reset();
-    all_in_dram = knows_duplicates = has_duplicates = prefetch = warm = looked_up = queued = false;
+    untaken_ids = nullptr;
+    all_in_dram = knows_duplicates = has_duplicates = reports_progress = prefetch = warm = looked_up = queued = false;
     next_row = next_page = pages_open = 0;
     pages.clear();
     rows_zero = rows_distinct = hits = misses = rows_failed = page_reads = 0;

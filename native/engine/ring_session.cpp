@@ -193,6 +193,10 @@ RingSession::StreamTake RingSession::take_stream(std::uint32_t index, std::uint3
   return StreamTake::request;
 }
 
+void RingSession::report_rows_ready(std::uint32_t slot, std::uint32_t rows) {
+  std::atomic_ref(slot_at(slot)->reply.rows_ready).store(rows, std::memory_order_release);
+}
+
 void RingSession::complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits,
                            std::uint64_t misses) {
   rows_held_ -= busy_rows_[slot] - 1;

@@ -88,6 +88,8 @@ class RingSession {
   // Worker: takes stream slot number `index` where its doorbell rings; `nothing` where it does not.
   enum class StreamTake { nothing, request, violation };
   StreamTake take_stream(std::uint32_t index, std::uint32_t* slot, engram_request* request);
+  // Worker: the reply's first `rows` rows are there; nobody is woken.
+  void report_rows_ready(std::uint32_t slot, std::uint32_t rows);
   // Worker: writes the answer and wakes one waiter. The slot is the client's again.
   void complete(std::uint32_t slot, const engram_failure& outcome, std::uint64_t hits, std::uint64_t misses);
 

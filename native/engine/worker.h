@@ -148,6 +148,11 @@ class Worker {
   void answer(Batch& batch, const engram_failure& outcome);
   std::unique_ptr<Batch> spare_batch();
 
+  // worker_ids.cpp: ids, from the client's memory
+  std::uint32_t take_ids(Batch& batch, std::uint32_t begin, std::uint32_t count, std::uint64_t* zeros);
+  bool take_all_ids(Batch& batch);
+  void fail_bad_id(Batch& batch, std::uint32_t position);
+
   // worker_lookup.cpp: rows in DRAM
   bool look_up_next_large();
   void look_up_block(Batch& batch);

@@ -34,10 +34,21 @@ bool Worker::look_up_next_large() {
 void Worker::look_up_block(Batch& batch) {
   const std::uint32_t begin = batch.next_row;
   const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
+  if (batch.untaken_ids != nullptr) {
+    const std::uint32_t bad = take_ids(batch, begin, count, &batch.rows_zero);
+    if (bad != UINT32_MAX) {
+      fail_bad_id(batch, bad);
+      return;
+    }
+  }
   copy_block(batch, begin, count);
   if (!batch.all_in_dram) account(batch, begin, count);
   batch.next_row += count;
-  if (batch.next_row == batch.row_count()) end_look_up(batch);
+  if (batch.next_row == batch.row_count()) {
+    end_look_up(batch);
+  } else if (batch.reports_progress && batch.misses == 0) {
+    batch.session->report_rows_ready(batch.slot, batch.next_row);
+  }
   if (batch.next_page < batch.pages.size()) queue_pages(batch);
 }
 
@@ -182,9 +193,13 @@ void Worker::miss(Batch& batch, std::uint32_t position) {
   }
 }
 
-// No position will be added any more: pages that had arrived early give their buffers back.
+// All ids are known, and no position will be added any more: pages that had arrived early give their buffers back.
 void Worker::end_look_up(Batch& batch) {
   batch.looked_up = true;
+  batch.untaken_ids = nullptr;
+  if (!batch.prefetch && shared_.sampler->wanted()) {
+    shared_.sampler->observe(options_.index, *batch.layer, batch.ids.data(), batch.row_count(), batch.rows_zero);
+  }
   if (batch.all_in_dram) batch.hits = batch.row_count() - batch.rows_zero;
   for (std::uint32_t i = 0; i < batch.next_page; ++i) {
     MissPage& page = batch.pages.at(i);

@@ -18,35 +18,6 @@ std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(monotonic_ns());
 }
 
-// Copies ids out of memory that somebody else may be writing: each block is read once into private memory, and only
-// that is looked at. Returns the position of the first id outside -1 .. rows - 1, or count.
-template <typename Id>
-std::uint32_t copy_ids(const std::uint8_t* source, std::uint32_t count, std::uint64_t rows, std::int64_t* ids,
-                       std::uint64_t* zeros) {
-  constexpr std::uint32_t kBlock = 1024;
-  Id block[kBlock];
-  std::uint64_t zero_count = 0;
-  for (std::uint32_t begin = 0; begin < count; begin += kBlock) {
-    const std::uint32_t size = std::min(kBlock, count - begin);
-    std::memcpy(block, source + std::uint64_t{begin} * sizeof(Id), size * sizeof(Id));
-    asm volatile("" : : "r"(block) : "memory");  // the compiler must not read the source again
-    std::uint64_t bad = 0;
-    for (std::uint32_t i = 0; i < size; ++i) {
-      const std::int64_t id = block[i];
-      ids[begin + i] = id;
-      bad |= static_cast<std::uint64_t>(id) + 1 > rows ? 1 : 0;
-      zero_count += id == -1 ? 1 : 0;
-    }
-    if (bad != 0) {
-      for (std::uint32_t i = 0; i < size; ++i) {
-        if (static_cast<std::uint64_t>(ids[begin + i]) + 1 > rows) return begin + i;
-      }
-    }
-  }
-  *zeros = zero_count;
-  return count;
-}
-
 engram_failure outcome_of(std::uint32_t status) {
   engram_failure outcome{};
   outcome.status = status;
@@ -144,7 +115,8 @@ bool Worker::check_request(const engram_request& request, std::uint64_t ids_byte
                     within(request.ids_offset, ids, ids_bytes) && request.ids_offset % kIdsAlignment == 0 &&
                     (prefetch || (within(request.reply_offset, reply, reply_bytes) && reply <= max_reply_bytes &&
                                   request.reply_offset % kReplyAlignment == 0)) &&
-                    request.part_index < request.part_count && request.reserved == 0;
+                    request.part_index < request.part_count && (request.flags & ~ENGRAM_REQUEST_PROGRESS) == 0 &&
+                    request.reserved == 0;
   if (!good) failure = outcome_of(ENGRAM_STATUS_BAD_REQUEST);
   return good;
 }
@@ -175,7 +147,10 @@ void Worker::begin_ring_request(RingSession& session, std::uint32_t slot, const 
     refuse(std::move(batch));
     return;
   }
-  if (request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = session.arena(request.reply_offset);
+  if (request.operation == ENGRAM_OPERATION_FETCH) {
+    batch->destination.values = session.arena(request.reply_offset);
+    batch->reports_progress = (request.flags & ENGRAM_REQUEST_PROGRESS) != 0 && slot < geometry.slot_count;
+  }
   begin_batch(std::move(batch), session.ids(request.ids_offset));
 }
 
@@ -215,14 +190,10 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
   count_request(batch);
 
   batch.ids.resize(count);
-  std::uint64_t zeros = 0;
-  const std::uint32_t bad = request.id_bytes == 4
-                                ? copy_ids<std::int32_t>(ids, count, layer.rows, batch.ids.data(), &zeros)
-                                : copy_ids<std::int64_t>(ids, count, layer.rows, batch.ids.data(), &zeros);
-  if (bad < count) {
-    batch.fail(ENGRAM_STATUS_ROW_ID, bad, batch.ids[bad], 0, 0);
-    batch.ids.clear();
-    batch.looked_up = true;
+  batch.untaken_ids = ids;
+  batch.all_in_dram = !batch.prefetch && placement.resident != nullptr && placement.resident->complete();
+  // Where reads may start before the last block's turn, a bad id must have been found.
+  if (!batch.all_in_dram && !take_all_ids(batch)) {
     complete(&batch);
     return;
   }
@@ -248,10 +219,6 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
     return;
   }
 
-  batch.rows_zero = zeros;
-  if (shared_.sampler->wanted()) {
-    shared_.sampler->observe(options_.index, layer, batch.ids.data(), count, zeros);
-  }
   if (request.layout == ENGRAM_LAYOUT_SPLIT) {
     batch.destination.value_bytes = layer.value_bytes;
     batch.destination.scale_bytes = layer.row_bytes - layer.value_bytes;
@@ -264,7 +231,6 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
     batch.part_copier = choose_part_copier(layer.value_bytes, layer.row_bytes - layer.value_bytes);
   }
   last_demand_ns_ = static_cast<std::int64_t>(batch.taken_ns);
-  batch.all_in_dram = placement.resident != nullptr && placement.resident->complete();
   if (!batch.all_in_dram) batch.missed.assign(count, 0);
 
   if (count <= kSmallRows) {

@@ -44,8 +44,14 @@ void Worker::look_up_shared_block(Batch& batch) {
   }
   // Acquire: what the helpers wrote is there once they have left.
   if (shared.helpers.load(std::memory_order_acquire) != 0) return;
-  if (!batch.all_in_dram) account(batch, 0, batch.row_count());
+  batch.rows_zero += shared.rows_zero.load(std::memory_order_relaxed);
+  const std::uint32_t bad = shared.first_bad.load(std::memory_order_relaxed);
   batch.shared.reset();
+  if (bad != UINT32_MAX) {
+    fail_bad_id(batch, bad);
+    return;
+  }
+  if (!batch.all_in_dram) account(batch, 0, batch.row_count());
   batch.next_row = batch.row_count();
   end_look_up(batch);
   if (batch.next_page < batch.pages.size()) queue_pages(batch);
@@ -58,6 +64,17 @@ bool Worker::copy_shared_block(Batch& batch) {
   if (block >= shared.block_count) return false;
   const std::uint32_t begin = block * RowCache::kBlockRows;
   const std::uint32_t count = std::min(RowCache::kBlockRows, batch.row_count() - begin);
+  if (batch.untaken_ids != nullptr) {
+    std::uint64_t zeros = 0;
+    const std::uint32_t bad = take_ids(batch, begin, count, &zeros);
+    shared.rows_zero.fetch_add(zeros, std::memory_order_relaxed);
+    if (bad != UINT32_MAX) {
+      std::uint32_t first = shared.first_bad.load(std::memory_order_relaxed);
+      while (bad < first && !shared.first_bad.compare_exchange_weak(first, bad, std::memory_order_relaxed)) {
+      }
+      return true;  // the other blocks go on: one may hold an earlier bad id
+    }
+  }
   copy_block(batch, begin, count);
   return true;
 }

@@ -39,7 +39,8 @@ bool Worker::take_streams(RingSession& session) {
 // The client's lease on this worker's attention: `total_rows` milliseconds.
 void Worker::arm_streams(RingSession& session, std::uint32_t slot, const engram_request& request) {
   engram_failure outcome{};
-  const bool good = session.geometry().stream_slot_count != 0 && request.row_count == 0 && request.reserved == 0;
+  const bool good = session.geometry().stream_slot_count != 0 && request.row_count == 0 && request.flags == 0 &&
+                    request.reserved == 0;
   outcome.status = good ? ENGRAM_STATUS_OK : ENGRAM_STATUS_BAD_REQUEST;
   if (shared_.stopping.load(std::memory_order_seq_cst)) outcome.status = ENGRAM_STATUS_STOPPING;
   if (outcome.status == ENGRAM_STATUS_OK) {

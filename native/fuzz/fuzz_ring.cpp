@@ -229,7 +229,8 @@ void submit_request(FuzzedDataProvider& input, Client& client) {
   request.part_index = static_cast<std::uint32_t>(odd_number(input, 0));
   request.part_count = static_cast<std::uint32_t>(odd_number(input, 1));
   request.total_rows = odd_number(input, request.row_count);
-  request.reserved = input.ConsumeBool() ? 0 : odd_number(input, 0);
+  request.flags = static_cast<std::uint32_t>(odd_number(input, input.ConsumeIntegralInRange(0u, 1u)));
+  request.reserved = input.ConsumeBool() ? 0 : static_cast<std::uint32_t>(odd_number(input, 0));
   if (number < client.welcome.geometry.slot_count) client.slot(number).request = request;
   client.submit(number);
 }

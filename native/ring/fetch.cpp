@@ -17,6 +17,8 @@ namespace {
 // A request that fits one ticket stays whole. What does not is cut small enough that a reply stays in the CPU's cache
 // between the daemon's store and the copy here, and that three of them overlap.
 constexpr uint64_t kPartBytes = 2 << 20;
+// From so many rows on a reply is copied as it comes; the daemon reports about every 512 rows.
+constexpr uint64_t kEarlyCopyRows = 1024;
 
 template <typename Id>
 int64_t find_bad(const Id* ids, uint64_t count, uint64_t rows) {
@@ -83,20 +85,37 @@ uint64_t rows_of_part(const engram_fetch& fetch, uint32_t part) {
   return std::min(fetch.part_rows, fetch.row_count - part * fetch.part_rows);
 }
 
-void copy_out(const engram_fetch& fetch, uint32_t part, const void* reply) {
-  const uint64_t first = part * fetch.part_rows;
-  const uint64_t count = rows_of_part(fetch, part);
+// Rows begin .. end - 1 of the part.
+void copy_out(const engram_fetch& fetch, uint32_t part, const void* reply, uint64_t begin, uint64_t end) {
+  const uint64_t first = part * fetch.part_rows + begin;
+  const uint64_t count = end - begin;
   const uint64_t row_bytes = fetch.layer->row_bytes;
+  const auto* source = static_cast<const std::byte*>(reply);
   auto* rows = static_cast<std::byte*>(fetch.rows);
   if (fetch.layout == ENGRAM_LAYOUT_PACKED) {
-    std::memcpy(rows + first * row_bytes, reply, count * row_bytes);
+    std::memcpy(rows + first * row_bytes, source + begin * row_bytes, count * row_bytes);
     return;
   }
   const uint64_t value_bytes = fetch.layer->value_bytes;
   const uint64_t scale_bytes = row_bytes - value_bytes;
-  std::memcpy(rows + first * value_bytes, reply, count * value_bytes);
-  std::memcpy(static_cast<std::byte*>(fetch.scales) + first * scale_bytes,
-              static_cast<const std::byte*>(reply) + count * value_bytes, count * scale_bytes);
+  const std::byte* scales = source + rows_of_part(fetch, part) * value_bytes;
+  std::memcpy(rows + first * value_bytes, source + begin * value_bytes, count * value_bytes);
+  std::memcpy(static_cast<std::byte*>(fetch.scales) + first * scale_bytes, scales + begin * scale_bytes,
+              count * scale_bytes);
+}
+
+// Copies rows while the daemon is at later ones of the same reply, and returns how many: the time of the copy passes
+// beside the daemon's. After an error they mean nothing.
+uint64_t copy_what_is_ready(Session& session, const engram_fetch& fetch, int64_t ticket) {
+  uint64_t copied = 0;
+  for (;;) {
+    const RowsReady ready = session.spin_for_rows(ticket, copied);
+    if (ready.row_count == copied) return copied;
+    const int64_t began_ns = monotonic_ns();
+    copy_out(fetch, fetch.parts_done, ready.reply, copied, ready.row_count);
+    session.totals().add_copy(monotonic_ns() - began_ns);
+    copied = ready.row_count;
+  }
 }
 
 bool is_resumable(int status) {
@@ -132,6 +151,8 @@ int run_fetch(Session& session, engram_fetch& fetch, int32_t timeout_ms, engram_
     if (!is_resumable(status)) cancel_fetch(session, fetch);
     return status;
   };
+  const bool copies_early =
+      fetch.operation == ENGRAM_OPERATION_FETCH && session.spins() && fetch.row_count >= kEarlyCopyRows;
   while (fetch.parts_done < fetch.part_count) {
     while (fetch.parts_submitted < fetch.part_count &&
            fetch.parts_submitted - fetch.parts_done < ENGRAM_CLIENT_FETCH_DEPTH) {
@@ -148,6 +169,7 @@ int run_fetch(Session& session, engram_fetch& fetch, int32_t timeout_ms, engram_
       part.part_index = fetch.parts_submitted;
       part.part_count = fetch.part_count;
       part.total_rows = fetch.row_count;
+      part.wants_progress = copies_early;
       // At least a look: 0 would mean "busy at once".
       const int32_t wait_ms = left_ms() == 0 ? 1 : left_ms();
       const int64_t ticket = session.submit(part, holds_none ? wait_ms : 0, error);
@@ -157,6 +179,7 @@ int run_fetch(Session& session, engram_fetch& fetch, int32_t timeout_ms, engram_
       ++fetch.parts_submitted;
     }
     const int64_t ticket = fetch.tickets[fetch.parts_done % ENGRAM_CLIENT_FETCH_DEPTH];
+    const uint64_t copied = copies_early ? copy_what_is_ready(session, fetch, ticket) : 0;
     engram_error own_error;
     engram_error* detail = error != nullptr ? error : &own_error;
     const void* reply = session.wait(ticket, left_ms(), detail);
@@ -166,7 +189,7 @@ int run_fetch(Session& session, engram_fetch& fetch, int32_t timeout_ms, engram_
     }
     if (fetch.operation == ENGRAM_OPERATION_FETCH) {
       const int64_t began_ns = monotonic_ns();
-      copy_out(fetch, fetch.parts_done, reply);
+      copy_out(fetch, fetch.parts_done, reply, copied, rows_of_part(fetch, fetch.parts_done));
       session.totals().add_copy(monotonic_ns() - began_ns);
     }
     session.release(ticket);

@@ -36,6 +36,13 @@ struct Submission {
   uint32_t part_index = 0;
   uint32_t part_count = 1;
   uint64_t total_rows = 0;  // 0: row_count
+  bool wants_progress = false;
+};
+
+// The first rows of a reply that is not complete yet, to be copied before the rest comes.
+struct RowsReady {
+  const void* reply;
+  uint64_t row_count;
 };
 
 class Session {
@@ -54,6 +61,9 @@ class Session {
   int check(engram_error* error);
   int64_t submit(const Submission& submission, int32_t wait_ms, engram_error* error);
   const void* wait(int64_t ticket, int32_t timeout_ms, engram_error* error);
+  // Of a request that wants progress: spins until more than `seen` rows are ready, or it is time to wait(). Then the
+  // count is `seen`.
+  RowsReady spin_for_rows(int64_t ticket, uint64_t seen);
   int resubmit(int64_t ticket, const engram_layer& layer, engram_error* error);
   void release(int64_t ticket);
   int refresh(engram_error* error);
@@ -63,6 +73,8 @@ class Session {
 
   const engram_welcome& welcome() const { return welcome_; }
   uint64_t ticket_rows(uint32_t row_bytes) const;
+  // Whether waits spin at all.
+  bool spins() const { return spin_us_ != 0; }
   uint64_t next_request_id() { return request_id_.fetch_add(1, std::memory_order_relaxed); }
   void read_usage(engram_session_usage& usage);
   SessionTotals& totals() { return totals_; }
@@ -122,7 +134,8 @@ class Session {
   int64_t ticket_of(int slot) const;
   // The slot of an open ticket, or -1.
   int slot_of(int64_t ticket) const;
-  int spin(int slot, int64_t serial_ticket, int64_t began_ns) const;
+  int spin(int slot, int64_t ticket, int64_t began_ns, uint64_t seen_rows = UINT64_MAX) const;
+  uint64_t rows_ready(int slot) const;
   void count_outcome(LocalSlot& local, uint32_t status);
   int64_t spin_ns(uint64_t row_count) const;
   bool is_daemon_dead() const;

@@ -63,6 +63,7 @@ int64_t Session::submit(const Submission& submission, int32_t wait_ms, engram_er
   request.part_index = submission.part_index;
   request.part_count = submission.part_count;
   request.total_rows = submission.total_rows != 0 ? submission.total_rows : submission.row_count;
+  request.flags = submission.wants_progress ? ENGRAM_REQUEST_PROGRESS : 0;
   request.reserved = 0;
   // Taken before the slot is sent: from then on another thread may release it.
   const int64_t ticket = ticket_of(slot);
@@ -79,6 +80,7 @@ void Session::send(int slot) {
   engram_slot& shared = shared_slot(slot);
   atomic(shared.waiting).store(0, std::memory_order_relaxed);
   atomic(shared.reply.completion).store(ENGRAM_STATUS_EMPTY, std::memory_order_relaxed);
+  atomic(shared.reply.rows_ready).store(0, std::memory_order_relaxed);
   auto& block = *reinterpret_cast<engram_submit_block*>(ring_.data() + welcome_.geometry.submit_offset);
   auto* queue = reinterpret_cast<uint32_t*>(&block + 1);
   {

@@ -18,8 +18,8 @@ int64_t Session::spin_ns(uint64_t row_count) const {
   return std::min<int64_t>(500'000, 20'000 + static_cast<int64_t>(row_count) * 100);
 }
 
-// Looks at the completion word for a while; returns its last value.
-int Session::spin(int slot, int64_t ticket, int64_t began_ns) const {
+// Looks at the completion word for a while, or until more than `seen_rows` are ready; returns its last value.
+int Session::spin(int slot, int64_t ticket, int64_t began_ns, uint64_t seen_rows) const {
   const uint32_t& word = shared_slot(slot).reply.completion;
   uint32_t status = atomic(word).load(std::memory_order_acquire);
   const int64_t limit_ns = spin_ns(slots_[slot].row_count);
@@ -28,7 +28,7 @@ int Session::spin(int slot, int64_t ticket, int64_t began_ns) const {
   for (uint32_t turn = 1;; ++turn) {
     spin_pause();
     status = atomic(word).load(std::memory_order_acquire);
-    if (status != ENGRAM_STATUS_EMPTY) return static_cast<int>(status);
+    if (status != ENGRAM_STATUS_EMPTY || rows_ready(slot) > seen_rows) return static_cast<int>(status);
     if (turn % 16 != 0) continue;
     // The worker may need this very CPU.
     ::sched_yield();
@@ -36,6 +36,23 @@ int Session::spin(int slot, int64_t ticket, int64_t began_ns) const {
         monotonic_ns() >= end || closed_.load(std::memory_order_relaxed) || slot_of(ticket) < 0 || is_daemon_dead();
     if (is_over) return static_cast<int>(status);
   }
+}
+
+// Acquire: the rows are there.
+uint64_t Session::rows_ready(int slot) const {
+  return atomic(shared_slot(slot).reply.rows_ready).load(std::memory_order_acquire);
+}
+
+RowsReady Session::spin_for_rows(int64_t ticket, uint64_t seen) {
+  const int slot = slot_of(ticket);
+  if (slot < 0 || in_child_.load(std::memory_order_relaxed)) return {nullptr, seen};
+  const int64_t began_ns = monotonic_ns();
+  spin(slot, ticket, began_ns, seen);
+  totals_.add_wait(monotonic_ns() - began_ns);
+  const LocalSlot& local = slots_[slot];
+  // The daemon is as trusted as the rows it sends; a count out of range is taken for none all the same.
+  const uint64_t ready = rows_ready(slot);
+  return {arena_.data() + local.reply_offset, ready > seen && ready <= local.row_count ? ready : seen};
 }
 
 // Once for each ticket, whoever waits on it; STALE is not an outcome, since the request is sent again.

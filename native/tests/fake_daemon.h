@@ -91,6 +91,8 @@ class FakeDaemon {
   std::atomic<uint32_t> stale{0};   // completes so many requests with STALE
   std::atomic<uint32_t> status{1};  // completes all with this
   std::atomic<uint64_t> taken{0};
+  // Called in the middle of a fetch that wants progress, once half of its rows are reported.
+  std::function<void()> at_half;
 
   // What the kernel does to the robust futex when the process dies.
   void die() { std::atomic_ref(page().owner).store(ENGRAM_OWNER_DIED); }
@@ -310,6 +312,10 @@ class FakeDaemon {
     }
     const std::byte* ids = connection.ring.data() + connection.geometry.ids_offset + request.ids_offset;
     for (uint32_t i = 0; result == ENGRAM_STATUS_OK && i < request.row_count; ++i) {
+      if (at_half && i == request.row_count / 2 && (request.flags & ENGRAM_REQUEST_PROGRESS) != 0) {
+        std::atomic_ref(slot.reply.rows_ready).store(i, std::memory_order_release);
+        at_half();
+      }
       int64_t id = 0;
       if (request.id_bytes == 4) {
         int32_t narrow;

@@ -153,6 +153,63 @@ TEST_CASE("a bad id refuses the batch and names its position") {
   CHECK(engine.counters().errors[ENGRAM_STATUS_ROW_ID] == 5);
 }
 
+TEST_CASE("the first bad id of a resident layer's batch is found in any block, by one worker and by three") {
+  const TableFile table(20'000);
+  for (const std::uint32_t workers : {1, 3}) {
+    CAPTURE(workers);
+    engram_engine_options options = small_options(20'000 * 264);
+    options.arena_bytes = 16 << 20;
+    options.workers = workers;
+    TestEngine engine({&table}, options);
+    BareClient client(engine.get());
+    REQUIRE(eventually([&] { return engine.counters().tier == ENGRAM_TIER_RESIDENT; }));
+    std::mt19937_64 random(workers);
+    for (const std::size_t place : {0, 511, 512, 6000, 9999}) {
+      auto ids = random_ids(random, 10'000, 20'000);
+      ids[place] = 20'000;
+      ids.back() = place + 1 == ids.size() ? 20'000 : -2;
+      REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_ROW_ID);
+      CHECK(client.slot(0).reply.position == place);
+      CHECK(client.slot(0).reply.row_id == 20'000);
+      ids[place] = ids.back() = -1;
+      REQUIRE(client.fetch(engine.handles[0], ids) == ENGRAM_STATUS_OK);
+      CHECK(reply_is(table, client.reply(0), ids));
+    }
+    CHECK(engine.counters().rows == 50'000);
+    CHECK(engine.counters().errors[ENGRAM_STATUS_ROW_ID] == 5);
+    CHECK(counters_add_up(engine.counters()));
+  }
+}
+
+TEST_CASE("progress is told as far as rows are there, and only where it is asked for") {
+  const TableFile table(20'000);
+  for (const bool resident : {true, false}) {
+    CAPTURE(resident);
+    TestEngine engine({&table}, small_options(resident ? 20'000 * 264 : 0));
+    BareClient client(engine.get());
+    if (resident) REQUIRE(eventually([&] { return engine.counters().tier == ENGRAM_TIER_RESIDENT; }));
+    std::mt19937_64 random(1);
+    const auto ids = random_ids(random, 3000, 20'000);
+    engram_request request{};
+    request.operation = ENGRAM_OPERATION_FETCH;
+    request.handle = engine.handles[0];
+    request.row_count = 3000;
+    request.id_bytes = 8;
+    request.part_count = 1;
+    for (const std::uint32_t flags : {0u, ENGRAM_REQUEST_PROGRESS}) {
+      CAPTURE(flags);
+      request.flags = flags;
+      client.slot(0).reply.rows_ready = 0;
+      client.prepare(0, request, ids);
+      client.submit_only(0);
+      REQUIRE(client.wait(0) == ENGRAM_STATUS_OK);
+      CHECK(reply_is(table, client.reply(0), ids));
+      // Of 3,000 rows in DRAM five blocks of 512 came before the last; of rows on the drive nothing can be told.
+      CHECK(client.slot(0).reply.rows_ready == (resident && flags != 0 ? 2560 : 0));
+    }
+  }
+}
+
 TEST_CASE("a corrupt page fails the batch that asks for it, serves the others, and is served once it is mended") {
   const TableFile table(1500);
   const int file = open(table.path().c_str(), O_RDWR);
@@ -296,6 +353,7 @@ TEST_CASE("what makes no sense is refused, and the session lives on") {
   refused([&](auto& r) { r.row_count = static_cast<std::uint32_t>(geometry.max_reply_bytes / 264 + 1); });
   refused([](auto& r) { r.part_count = 0; });
   refused([](auto& r) { r.part_index = 1; });
+  refused([](auto& r) { r.flags = 2; });
   refused([](auto& r) { r.reserved = 1; });
   CHECK(submit(good) == ENGRAM_STATUS_OK);
 }

@@ -279,6 +279,66 @@ TEST_CASE("fetch in split layout and in parts") {
   CHECK(equal);
 }
 
+TEST_CASE("a fetch copies what is ready before the rest comes, and trusts it only once all is there") {
+  FakeOptions options;
+  options.arena_bytes = 4 << 20;
+  options.max_reply_bytes = 1 << 20;
+  FakeDaemon daemon(options);
+  engram_error error{};
+  const engram_connect_options with_spin{0, 2000, 10'000'000, "test", 0, 0};
+  engram_session* session = engram_connect(daemon.path.c_str(), &with_spin, &error);
+  REQUIRE(session != nullptr);
+  bool copied_early = false;
+  daemon.at_half = [&] {
+    copied_early = eventually([&] {
+      engram_session_totals totals;
+      engram_session_read_totals(session, &totals);
+      return totals.copy_ns > 0;
+    });
+  };
+  for (const uint32_t layout : {ENGRAM_LAYOUT_PACKED, ENGRAM_LAYOUT_SPLIT}) {
+    CAPTURE(layout);
+    const std::vector<int64_t> ids = some_ids(3001);
+    std::vector<uint8_t> rows(ids.size() * kRowBytes, 0xEE);
+    std::vector<uint8_t> scales(ids.size() * (kRowBytes - kValueBytes), 0xEE);
+    engram_fetch fetch{};
+    fetch.layer = &kLayer;
+    fetch.ids = ids.data();
+    fetch.rows = rows.data();
+    fetch.scales = scales.data();
+    fetch.row_count = ids.size();
+    fetch.id_bytes = 8;
+    fetch.layout = layout;
+    fetch.operation = ENGRAM_OPERATION_FETCH;
+    REQUIRE(engram_fetch_run(session, &fetch, -1, &error) == 0);
+    CHECK(copied_early);
+    if (layout == ENGRAM_LAYOUT_PACKED) CHECK(rows_match(rows.data(), ids));
+    bool match = true;
+    for (std::size_t i = 0; layout == ENGRAM_LAYOUT_SPLIT && i < ids.size(); ++i) {
+      for (uint64_t j = 0; j < kRowBytes; ++j) {
+        match &= (j < kValueBytes ? rows[i * kValueBytes + j]
+                                  : scales[i * (kRowBytes - kValueBytes) + j - kValueBytes]) == row_byte(ids[i], j);
+      }
+    }
+    CHECK(match);
+    // Rows were copied, and then one cannot be had.
+    std::vector<int64_t> bad = ids;
+    bad.back() = static_cast<int64_t>(kRows);
+    fetch = {};
+    fetch.layer = &kLayer;
+    fetch.ids = bad.data();
+    fetch.rows = rows.data();
+    fetch.scales = scales.data();
+    fetch.row_count = bad.size();
+    fetch.id_bytes = 8;
+    fetch.layout = layout;
+    fetch.operation = ENGRAM_OPERATION_FETCH;
+    CHECK(engram_fetch_run(session, &fetch, -1, &error) == ENGRAM_STATUS_ROW_ID);
+    CHECK(error.position == bad.size() - 1);
+  }
+  engram_session_free(session);
+}
+
 TEST_CASE("a bad id in a split fetch refuses the whole before anything is sent") {
   FakeDaemon daemon;
   Client client(daemon);

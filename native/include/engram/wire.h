@@ -32,6 +32,7 @@ extern "C" {
 #define ENGRAM_OPERATION_FETCH 1
 #define ENGRAM_OPERATION_PREFETCH 2
 #define ENGRAM_OPERATION_ARM_STREAMS 3
+#define ENGRAM_REQUEST_PROGRESS 1u /* in flags: rows_ready is wanted */
 #define ENGRAM_LAYOUT_PACKED 0
 #define ENGRAM_LAYOUT_SPLIT 1
 
@@ -189,7 +190,8 @@ typedef struct engram_request {
   uint32_t part_index;
   uint32_t part_count; /* 1 for a whole request */
   uint64_t total_rows; /* of all parts */
-  uint64_t reserved;   /* 0 */
+  uint32_t flags;      /* ENGRAM_REQUEST_* */
+  uint32_t reserved;   /* 0 */
 } engram_request;
 
 /* Second line: written by the daemon; `completion` last. */
@@ -201,8 +203,11 @@ typedef struct engram_reply {
   uint64_t page;
   uint32_t hits;
   uint32_t misses;
-  /* Of a stream slot, since the session began: uses taken, completed, and completed with another status than OK. */
-  uint64_t stream_taken;
+  union {
+    uint64_t rows_ready; /* of other slots, where asked for: the reply's first rows that are there already */
+    /* Of a stream slot, since the session began: uses taken, completed, and completed with another status than OK. */
+    uint64_t stream_taken;
+  };
   uint64_t stream_completed;
   uint64_t stream_failed;
 } engram_reply;
