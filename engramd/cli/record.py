@@ -29,9 +29,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--memory",
         metavar="SIZE",
         default="64MiB",
-        help="size of the sample; the sampling rate falls by half whenever it is full (default: 64MiB)",
+        help="size of the sample (default: 64MiB)",
     )
-    parser.add_argument("--rate", metavar="R", type=float, default=1 / 64, help="share of the rows (default: 1/64)")
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        type=float,
+        default=1 / 64,
+        help="share of the rows to begin with; falls by half whenever the sample is full, or rows come too fast to be "
+        "taken (default: 1/64)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,13 +68,19 @@ def run(args: argparse.Namespace) -> int:
             print(f"\r\x1b[K{recorder.lookups:,} rows, {recorder.samples:,} in the sample", end="", file=sys.stderr)
 
     with ControlClient(args.socket) as daemon:
-        found = Recorder(daemon, capacity, args.rate).run(args.seconds, lambda: not stopped.is_set(), show)
+        recorder = Recorder(daemon, capacity, args.rate)
+        found = recorder.run(args.seconds, lambda: not stopped.is_set(), show)
     if terminal:
         print("\r\x1b[K", end="", file=sys.stderr)
+    if recorder.ended_by and not found.lookups:
+        raise EngramdError(recorder.ended_by)
     recording.write(args.file, found)
-    lost = f"; {found.lost:,} came too fast and are missing: record at a lower --rate" if found.lost else ""
+    lost = f"; {found.lost:,} more came too fast until the rate had fallen" if found.lost else ""
     print(
         f"{args.file}: {found.keys.size:,} of {found.lookups:,} look-ups in {found.seconds:.1f} s, one row in "
-        f"{(1 << 32) / found.threshold:.0f} ({format_size(found.keys.size * 8)}){lost}"
+        f"{(1 << 32) / found.threshold:.0f} ({format_size(found.keys.size * 8)}){lost}",
+        flush=True,
     )
+    if recorder.ended_by:
+        raise EngramdError(f"{recorder.ended_by}; the file has what came before")
     return 0

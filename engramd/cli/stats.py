@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engramd.cli.arguments import add_socket_option, count_argument, interval_argument
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
+
+if TYPE_CHECKING:
+    from engramd.cli.control_client import ControlClient
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,14 +43,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Prints once, or until interrupted. Raises EngramdError where nobody answers."""
+    if args.count is not None and args.interval is None:
+        raise EngramdError(f"--count {args.count} counts the lines of --interval: say --interval S too")
     if args.mrc:
-        return show_miss_curve(args)
+        show_miss_curve(args)
+        return 0
     with sampler(args.socket, args.timeout, histograms=args.interval is not None and not args.json) as sample:
-        if args.interval is None:
-            stats = sample()
-            print(json.dumps(stats) if args.json else report(stats))
-        elif args.json:
-            _print_json(sample, args.interval, args.count)
+        if args.json:
+            for _ in turns(args.interval, args.count):
+                print(json.dumps(sample()), flush=True)
+        elif args.interval is None:
+            print(report(sample()))
         else:
             from engramd.views import monitor
 
@@ -54,27 +61,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show_miss_curve(args: argparse.Namespace) -> int:
+def turns(interval_s: float | None, count: int | None) -> Iterator[None]:
+    """Yields at once and then every interval: `count` times (None: for ever); without an interval, once."""
+    due = time.monotonic()
+    for turn in itertools.count(1):
+        yield
+        if interval_s is None or turn == count:
+            return
+        due += interval_s
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def show_miss_curve(args: argparse.Namespace) -> None:
     """`stats --mrc`: the daemon's miss-ratio curve, as text or (with all statistics) as JSON."""
     from engramd.cli.control_client import ControlClient
     from engramd.plan import live_curve
 
     earlier: dict[str, Any] | None = None
-    printed = 0
     with ControlClient(args.socket, args.timeout) as client:
-        while True:
-            stats = client.ask("stats").get("stats")
-            if not isinstance(stats, dict):
-                raise EngramdError(f"the daemon at {client.path} answers without statistics")
+        for _ in turns(args.interval, args.count):
+            stats = ask_statistics(client)
             curve = live_curve.checked(client.ask("curve").get("curve"), client.path)
             stats["mrc"] = live_curve.as_json(curve, earlier)
             earlier = curve
             text = live_curve.report(stats["mrc"], stats["dram"]["budget_bytes"])
             print(json.dumps(stats) if args.json else text, flush=True)
-            printed += 1
-            if args.interval is None or printed == args.count:
-                return 0
-            time.sleep(args.interval)
 
 
 @contextmanager
@@ -83,26 +94,15 @@ def sampler(socket: str | None, timeout_s: float, histograms: bool = True) -> It
     from engramd.cli.control_client import ControlClient
 
     with ControlClient(socket, timeout_s) as client:
-
-        def sample() -> dict[str, Any]:
-            stats = client.ask("stats", histograms=int(histograms)).get("stats")
-            if not isinstance(stats, dict):
-                raise EngramdError(f"the daemon at {client.path} answers without statistics")
-            return stats
-
-        yield sample
+        yield lambda: ask_statistics(client, histograms)
 
 
-def _print_json(sample: Callable[[], dict[str, Any]], interval_s: float, count: int | None) -> None:
-    printed = 0
-    due = time.monotonic()
-    while True:
-        print(json.dumps(sample()), flush=True)
-        printed += 1
-        if printed == count:
-            return
-        due += interval_s
-        time.sleep(max(0.0, due - time.monotonic()))
+def ask_statistics(client: ControlClient, histograms: bool = False) -> dict[str, Any]:
+    """A daemon's statistics. Raises EngramdError."""
+    stats = client.ask("stats", histograms=int(histograms)).get("stats")
+    if not isinstance(stats, dict):
+        raise EngramdError(f"the daemon at {client.path} answers without statistics")
+    return stats
 
 
 def report(stats: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from engramd.daemon.engine import Engine, ServedLayer
 from engramd.errors import EngramdError
+from engramd.private_file import replacing
 from engramd.table.codec import PageFormat
 from engramd.table.files import Files, aligned_buffer
 from engramd.table.verify import sparse_pages
@@ -334,10 +335,8 @@ class Scrubber:
             text = json.dumps({"version": 1, "layers": layers})
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            descriptor = os.open(self._path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(text)
-            os.rename(self._path + ".new", self._path)
+            with replacing(self._path) as file:
+                file.write(text.encode("ascii"))
         except OSError as error:
             _LOG.warning("%s: the place of scrubbing cannot be saved: %s", self._path, error.strerror)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
+from engramd.private_file import replacing
 
 MAGIC = b"ENGHEAT1"
 MAX_BLOCK_ROWS = 65_536
@@ -31,26 +31,17 @@ def write(path: str, identity: str, blocks: Iterable[Block]) -> int:
 
     Raises OSError, with nothing left behind.
     """
-    partial = f"{path}.partial"
     count = 0
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(MAGIC + bytes.fromhex(identity))
-            for block in blocks:
-                if not block.rows:
-                    continue
-                content = _BLOCK_HEAD.pack(block.layer, len(block.rows)) + block.rows.tobytes()
-                file.write(content + _CHECKSUM.pack(_crc32c(content)))
-                count += len(block.rows)
-            end = _BLOCK_HEAD.pack(_END_LAYER, 0)
-            file.write(end + _CHECKSUM.pack(_crc32c(end)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    with replacing(path) as file:
+        file.write(MAGIC + bytes.fromhex(identity))
+        for block in blocks:
+            if not block.rows:
+                continue
+            content = _BLOCK_HEAD.pack(block.layer, len(block.rows)) + block.rows.tobytes()
+            file.write(content + _CHECKSUM.pack(_crc32c(content)))
+            count += len(block.rows)
+        end = _BLOCK_HEAD.pack(_END_LAYER, 0)
+        file.write(end + _CHECKSUM.pack(_crc32c(end)))
     return count
 
 

@@ -1,4 +1,8 @@
-"""Takes samples off a running daemon into bounded memory: the rate falls by half whenever the memory is full."""
+"""Takes samples off a running daemon into bounded memory.
+
+The rate falls by half whenever the memory is full, and whenever the daemon has had to let samples go because nobody
+took them in time.
+"""
 
 from __future__ import annotations
 
@@ -38,43 +42,65 @@ class Recorder:
         self._pieces: list[NDArray[np.uint64]] = []
         self.samples = 0
         self.lookups = 0
-        self.lost = 0
+        self.ended_by: str | None = None  # why the daemon gave no more, where that is so
+        self._lost = 0.0  # as many as self.threshold would have sampled
+        self._lost_told = 0  # by the daemon, in all
+        self._threshold_told = self.threshold  # to the daemon, which samples by it since
 
     def run(self, seconds: float | None, wanted: Callable[[], bool], shown: Callable[[Recorder], None]) -> Recording:
-        """Records until `seconds` have passed (None: no limit) or `wanted` says no. Raises EngramdError where the
-        daemon refuses or stops."""
+        """Records until `seconds` have passed (None: no limit), `wanted` says no or the daemon gives no more
+        (`ended_by`). Raises EngramdError where it refuses to begin."""
         reply = self._daemon.ask("record_start", threshold=self.threshold, capacity=BUFFER_SAMPLES)
         layers = tuple(
             RecordedLayer(**{**entry, "head_sizes": tuple(entry["head_sizes"])}) for entry in reply["layers"]
         )
         started = time.monotonic()
         try:
-            while wanted() and (seconds is None or time.monotonic() - started < seconds):
+            while True:
                 left = POLL_S if seconds is None else min(POLL_S, seconds - (time.monotonic() - started))
-                time.sleep(max(0.0, left))
+                is_last = left <= 0 or not wanted()  # looked at before what was asked for until then is taken
                 self._take()
                 shown(self)
-            elapsed = time.monotonic() - started
+                if is_last:
+                    break
+                time.sleep(left)
+        except EngramdError as error:
+            self.ended_by = str(error)
         finally:
             self._stop()
+        elapsed = time.monotonic() - started
         keys = thin(np.concatenate([*self._pieces, np.empty(0, np.uint64)]), self.threshold)
-        return Recording(layers, self.threshold, self.lookups, self.lost, elapsed, keys)
+        return Recording(layers, self.threshold, self.lookups, round(self._lost), elapsed, keys)
 
     def _take(self) -> None:
         while True:
             reply = self._daemon.ask("record_take", threshold=self.threshold)
             keys = np.frombuffer(reply["keys"], dtype="<u8").astype(np.uint64)
-            self.lookups, self.lost = reply["lookups"], reply["lost"]
+            self.lookups = reply["lookups"]
             self._pieces.append(keys)
             self.samples += keys.size
+            self._count_lost(reply["lost"])
             while self.samples > self._capacity and self.threshold > MIN_THRESHOLD:
-                self.threshold //= 2
-                self._pieces = [thin(np.concatenate(self._pieces), self.threshold)]
-                self.samples = self._pieces[0].size
+                self._lower_rate()
             if not reply["left"]:
                 return
 
+    def _count_lost(self, lost: int) -> None:
+        """lost: all so far. What was lost since the last call was sampled at the rate that it asked for."""
+        since, self._lost_told = lost - self._lost_told, lost
+        self._lost += since * self.threshold / self._threshold_told
+        too_fast = since > 0 and self._threshold_told == self.threshold > MIN_THRESHOLD
+        self._threshold_told = self.threshold
+        if too_fast:
+            self._lower_rate()
+
+    def _lower_rate(self) -> None:
+        self.threshold //= 2
+        self._pieces = [thin(np.concatenate(self._pieces), self.threshold)]
+        self.samples = self._pieces[0].size
+        self._lost /= 2
+
     def _stop(self) -> None:
-        # Where it fails the daemon is gone, and the recording with it; what was taken is kept.
+        # Where it fails the daemon is gone, and its side of the recording with it.
         with contextlib.suppress(EngramdError):
             self._daemon.ask("record_stop")

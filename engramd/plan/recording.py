@@ -21,12 +21,12 @@ from engramd import strict_json
 from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
 from engramd.plan.stream import KEY_ROW_BITS, Column, Stream
+from engramd.private_file import replacing
 
 MAGIC = b"ENGREC01"
 MAX_HEADER_BYTES = 1 << 20
 MAX_FILE_BYTES = 8 << 30
 MAX_CLASSES = 256
-MODE = 0o600
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RecordedLayer:
 
 @dataclass(frozen=True)
 class Recording:
-    """threshold: share of 2^32 of the rows that were sampled. lookups: all rows asked for meanwhile. lost: samples that
-    nobody could take in time. keys: uint64 [n]."""
+    """threshold: share of 2^32 of the rows that were sampled. lookups: all rows asked for meanwhile. lost: samples of
+    those rows that nobody could take in time, about. keys: uint64 [n]."""
 
     layers: tuple[RecordedLayer, ...]
     threshold: int
@@ -81,27 +81,14 @@ def write(path: str, recording: Recording) -> None:
         }
     ).encode()
     header += b" " * (-len(header) % 8)
-    write_private(path, [MAGIC + struct.pack("<II", len(header), 0) + header, recording.keys.astype("<u8", copy=False)])
-
-
-def write_private(path: str, pieces: list[Any]) -> None:
-    """A file of the pieces and their CRC32C with mode 0600, put in place by rename. Raises EngramdError."""
-    partial = f"{path}.partial-{os.getpid()}"
+    head = MAGIC + struct.pack("<II", len(header), 0) + header
+    keys = recording.keys.astype("<u8", copy=False)
+    checksum = crc32c(keys, crc32c(head)) if keys.size else crc32c(head)
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                crc = 0
-                for piece in pieces:
-                    crc = crc32c(piece, crc) if len(piece) else crc
-                    file.write(piece)
-                file.write(struct.pack("<I", crc))
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(partial, path)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        with replacing(path) as file:
+            file.write(head)
+            file.write(keys.data)
+            file.write(struct.pack("<I", checksum))
     except OSError as error:
         raise EngramdError(f"{path}: cannot be written: {error.strerror}") from None
 

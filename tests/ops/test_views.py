@@ -75,6 +75,13 @@ def test_json_lines(start_daemon: Any, engramd: Callable[..., Any]) -> None:
     assert [json.loads(line)["pid"] for line in done.stdout.splitlines()] == [daemon.pid] * 3
 
 
+def test_a_count_without_an_interval_is_refused(engramd: Callable[..., Any]) -> None:
+    for arguments in ((), ("--json",), ("--mrc",)):
+        done = engramd("stats", "--count", "3", *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "--interval S" in done.stderr
+
+
 def test_headers_come_again_on_a_terminal(start_daemon: Any) -> None:
     daemon = start_daemon()
     master, slave = pty.openpty()

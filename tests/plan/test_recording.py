@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import stat
@@ -38,10 +40,10 @@ def demand(seed: int, count: int) -> NDArray[np.int64]:
     return ids
 
 
-def start_recording(socket: str, file: Path, *arguments: str) -> subprocess.Popen[str]:
+def start_recording(socket: str, file: Path, *arguments: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """A recorder that has begun to record."""
     command = [sys.executable, "-m", "engramd.cli.main", "record", str(file), "--socket", socket, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     deadline = time.monotonic() + DEADLINE_S
     with ControlClient(socket) as control:
         while time.monotonic() < deadline:
@@ -73,7 +75,6 @@ def test_a_recording_holds_the_rows_asked_for(start_daemon: Callable[..., Any], 
             for layer, ids in batches:
                 tables[layer].fetch(ids)
                 tables[layer].prefetch(ids)  # is not demand
-            time.sleep(0.5)
         output = finish(process)
     finally:
         process.kill()
@@ -101,7 +102,6 @@ def test_the_rate_falls_when_the_memory_is_full(start_daemon: Callable[..., Any]
             asked = [demand(seed, 5_000) for seed in range(10)]
             for ids in asked:
                 table.fetch(ids)
-            time.sleep(0.5)
         finish(process)
     finally:
         process.kill()
@@ -112,6 +112,57 @@ def test_the_rate_falls_when_the_memory_is_full(start_daemon: Callable[..., Any]
     assert 0 < found.keys.size <= 8192
     assert found.threshold < 1 << 32
     assert found.keys.tolist() == recording.thin(every, found.threshold).tolist()
+
+
+def test_the_rate_falls_where_samples_come_too_fast(start_daemon: Callable[..., Any], tmp_path: Path) -> None:
+    daemon = start_daemon(dram="64MiB")
+    path = tmp_path / "fast.rec"
+    process = start_recording(daemon.socket, path, "--rate", "1", "--memory", "1GiB")
+    ids = np.random.default_rng(1).integers(0, ROWS, 1_000_000)  # many times what a worker keeps for the sampler
+    try:
+        with engram_client.connect(daemon.socket) as client:
+            for _ in range(4):
+                client.table(layer=1).fetch(ids)
+        output = finish(process)
+    finally:
+        process.kill()
+    found = recording.read(str(path))
+    assert found.lookups == 4 * ids.size
+    assert found.threshold < 1 << 32
+    assert found.lost > 0
+    assert f"{found.lost:,} more came too fast" in output
+    # What was taken and what was lost are together what this rate samples of the look-ups.
+    keys = np.tile(ids, 4).astype(np.uint64) + np.uint64(found.layers[0].handle << 40)
+    sampled = recording.thin(keys, found.threshold).size
+    assert recording.thin(found.keys.copy(), found.threshold).size == found.keys.size
+    assert found.keys.size + found.lost == pytest.approx(sampled, rel=0.1)
+
+
+def test_a_recording_outlives_the_daemon(start_daemon: Callable[..., Any], tmp_path: Path) -> None:
+    daemon = start_daemon(dram="4MiB")
+    path = tmp_path / "cut.rec"
+    ids = demand(1, 5_000)
+    asked = np.count_nonzero(ids >= 0)
+    terminal, theirs = pty.openpty()
+    process = start_recording(daemon.socket, path, "--rate", "1", stderr=theirs)
+    os.close(theirs)
+    try:
+        with engram_client.connect(daemon.socket) as client:
+            client.table(layer=1).fetch(ids)
+        shown = b""
+        while f"{asked:,} rows".encode() not in shown:
+            assert select.select([terminal], [], [], DEADLINE_S)[0], shown
+            shown += os.read(terminal, 65536)
+        daemon.kill()
+        assert process.wait(DEADLINE_S) == 1
+        with contextlib.suppress(OSError):  # the other side is closed
+            while True:
+                shown += os.read(terminal, 65536)
+        assert b"the file has what came before" in shown
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert recording.read(str(path)).lookups == asked
 
 
 def test_recordings_are_refused(
@@ -168,7 +219,6 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
             table = client.table(layer=14)
             for seed in range(5):
                 table.fetch(demand(seed, 8_000))
-            time.sleep(0.5)
             finish(process)
             command = [sys.executable, "-m", "engramd.cli.main", "plan", "--live", "--socket", daemon.socket]
             command += ["--seconds", "3", "--sizes", "12MiB", "--json"]
