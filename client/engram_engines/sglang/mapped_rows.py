@@ -7,49 +7,40 @@ run as in SGLang itself, in graphs and without, with nothing to wait for. Prompt
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
-from engram_client import Busy, Table
+from engram_client import Table
 from engram_client.cuda import GpuError, MappedTable
 from sglang.kernels.ops.embeddings.engram_gather import engram_gather
 from sglang.srt.layers import engram as native
 
-logger = logging.getLogger(__name__)
-
 
 class MappedRows:
-    """One layer. Keeps the map for the life of the process, and with it the layer resident in the daemon.
+    """One layer, mapped until close(), and with it resident in the daemon; see map_layers() in ..core.
 
-    sort_ids: read in the order of addresses, as SGLang does where the GPU has page tables of its own for host memory.
+    Raises what Table.map() raises, EngramError in packed layout, and GpuError where the device is no GPU or registers
+    no read-only memory.
     """
 
-    def __init__(self, mapped: MappedTable, sort_ids: bool) -> None:
-        self._mapped = mapped
-        self._values = mapped.values_pointer
-        self._scales = mapped.scales_pointer
-        self._rows = mapped.map.num_rows
-        self._sort_ids = sort_ids
-
-    @classmethod
-    def open(cls, table: Table, device: torch.device) -> MappedRows | None:
-        """None, with a line in the log that says why, where the layer cannot be mapped: it is not resident (or not all
-        read yet), lies in packed layout, or the device registers no read-only memory."""
+    def __init__(self, table: Table, device: torch.device) -> None:
         try:
-            mapped = MappedTable(table, device)
-        except (Busy, GpuError) as error:
-            logger.info("engramd: rows of layer %d are fetched in each step: %s", table.layer, error)
-            return None
-        if mapped.map.layout != "split":
-            mapped.close()
-            logger.info(
-                "engramd: rows of layer %d are fetched in each step: it lies in packed layout in the daemon "
-                '(resident_layout = "split" lets SGLang\'s kernel read them in place)',
-                table.layer,
-            )
-            return None
-        return cls(mapped, bool(native._sorted_host_reads(torch.cuda.current_device())))
+            self._mapped = MappedTable(table, device)
+        except ValueError as error:
+            raise GpuError(f"layer {table.layer} cannot be registered: {error}") from error
+        try:
+            self._values = self._mapped.values_pointer
+            self._scales = self._mapped.scales_pointer
+        except BaseException:
+            self.close()
+            raise
+        self._rows = self._mapped.map.num_rows
+        # In the order of addresses, as SGLang does where the GPU has page tables of its own for host memory.
+        self._sort_ids = bool(native._sorted_host_reads(torch.cuda.current_device()))
+
+    def close(self) -> None:
+        """Gives the mapping back; only while no kernel reads it."""
+        self._mapped.close()
 
     def gather(self, indices: torch.Tensor, out: Any) -> None:
         """Writes bfloat16 [*S, dim] of row ids [*S] into out, in the order of torch's current stream."""

@@ -20,6 +20,7 @@ from sglang.srt.layers import engram as native
 from sglang.srt.layers import engram_staging
 from sglang.srt.runtime_context import get_model, get_parallel
 
+from ..core.mapped_layers import map_layers
 from ..core.model_check import open_layers
 from ..core.settings import EngineSettings, connect_when_up
 from ..core.step_stager import StepStager
@@ -56,6 +57,7 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         self.prefetcher = prefetcher
         self.lanes: list[GraphLanes] = []
         self.lookups: list[LayerLookup] = []
+        self._mapped: list[MappedRows] = []
         self.copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         columns = int(hasher.offsets.shape[1])
         self._layers = int(hasher.primes.shape[0])
@@ -78,7 +80,7 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         """Connects a model's layers to the daemon; None for a model without Engram layers.
 
         Raises ModelMismatch where the daemon's table is not the model's, UnknownTable, DaemonLost once
-        ENGRAMD_WAIT_S is over, ValueError, GpuError.
+        ENGRAMD_WAIT_S is over, ValueError, GpuError; for ENGRAMD_ROWS=mapped what MappedRows raises.
         """
         engrams = sorted(
             (module for module in model.modules() if isinstance(module, native.Engram)),
@@ -108,24 +110,32 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
             )
         positions = [module.layer_hash_index for module in engrams]
         stager = cls(client, hasher, positions, tables, device, settings.deadline_s, prefetcher)
-        stager.connect(client, embeddings, tables, settings.deadline_s)
+        try:
+            stager.connect(client, embeddings, tables, settings)
+        except BaseException:
+            stager.close()
+            raise
         return stager
 
-    def connect(self, client: Client, embeddings: list[Any], tables: list[Table], deadline_s: float) -> None:
-        """Gives the layers what they need for the rows that are not staged."""
+    def connect(self, client: Client, embeddings: list[Any], tables: list[Table], settings: EngineSettings) -> None:
+        """Gives the layers what they need for the rows that are not staged: the layers mapped, or else look-ups and
+        lanes. Raises, where settings.rows is "mapped", why that cannot be."""
         columns = int(self.hasher.offsets.shape[1])
-        for embedding, table in zip(embeddings, tables, strict=True):
-            lookup = LayerLookup(table, columns, client.max_ticket_rows, self.device, deadline_s)
-            lanes = mapped = None
+        mapped = map_layers(tables, settings, lambda table: MappedRows(table, self.device))
+        self._mapped = mapped or []
+        for position, (embedding, table) in enumerate(zip(embeddings, tables, strict=True)):
+            lookup = LayerLookup(table, columns, client.max_ticket_rows, self.device, settings.deadline_s)
+            self.lookups.append(lookup)
+            if mapped is not None:
+                embedding.connect(lookup, None, mapped[position])
+                continue
+            lanes = None
             if self.device.type == "cuda":
-                mapped = MappedRows.open(table, self.device)
-            if self.device.type == "cuda" and mapped is None:
                 rows = DeviceTable(table, self.device, layout="split")
                 if rows.driver.has_stream_waits:
-                    lanes = GraphLanes(rows, columns, self.device, deadline_s)
+                    lanes = GraphLanes(rows, columns, self.device, settings.deadline_s)
                     self.lanes.append(lanes)
-            self.lookups.append(lookup)
-            embedding.connect(lookup, lanes, mapped)
+            embedding.connect(lookup, lanes)
 
     def stage(self, batch: Any) -> list[Any] | None:
         """The rows of an extend batch: (values, scales, event) for each layer, None for layers of other ranks. None
@@ -152,9 +162,11 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         return staged
 
     def close(self) -> None:
-        """Hangs up. For tests: a server's process keeps its stager to its end."""
+        """Hangs up. A server's process keeps its stager to its end."""
         if self.prefetcher is not None:
             self.prefetcher.close()
+        for mapped in self._mapped:
+            mapped.close()
         self._client.close()
 
     def check_graphs(self, after: Any) -> None:

@@ -188,69 +188,6 @@ def rank_of(rank: int, size: int) -> dict[str, int]:
     return {"tp_size": size, "attn_tp_size": size, "moe_tp_size": size, "tp_rank": rank, "attn_tp_rank": rank}
 
 
-def test_the_kernel_reads_a_mapped_layer(
-    native_model: Any, installed: None, start_daemon: Any, table: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The daemon's own memory under SGLang's kernel. The registration with a GPU is a double, whose device addresses
-    are the host's; the kernel is interpreted, and the launcher around it, which asks for a GPU, is left out."""
-    import time
-
-    import torch
-    from engram_engines.sglang import mapped_rows
-    from sglang.kernels.ops.embeddings import engram_gather
-    from sglang.srt.layers import engram
-
-    class Registered:
-        def __init__(self, table: Any, device: Any) -> None:
-            self.map = table.map()
-            self.values_pointer = self.map.values.ctypes.data if self.map.layout == "split" else 0
-            self.scales_pointer = self.map.scales.ctypes.data if self.map.layout == "split" else 0
-
-        def close(self) -> None:
-            self.map.close()
-
-    def launch(values: int, scales: int, ids: Any, out: Any, dim: int, block: int, row_hi: int, sort_ids: bool) -> None:
-        engram_gather._engram_gather_kernel[(len(ids),)](
-            values, scales, ids, ids, out, 0, row_hi, DIM=dim, BLK=block, E8M0_ZERO=2.0**-127, HAS_DST=False
-        )
-
-    monkeypatch.setattr(mapped_rows, "MappedTable", Registered)
-    monkeypatch.setattr(mapped_rows, "engram_gather", launch)
-    monkeypatch.setattr(engram, "_sorted_host_reads", lambda device: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    ids = torch.from_numpy(np.random.default_rng(10).integers(0, native_model.layers[0].embed.rows, (5, 24)))
-    for layout in ("packed", "split"):
-        config = tmp_path / "engramd.toml"
-        lines = f'dram = "64MiB"\n[[table]]\nname = "demo"\npath = "{table}"\nresident_layout = "{layout}"\n'
-        config.write_text(lines)
-        daemon = start_daemon(config=str(config), dram=None)
-        with engram_client.connect(daemon.socket) as client:
-            served = client.table(layer=1)
-            deadline = time.monotonic() + 20
-            while client.stats()["tables"][0]["layers"][0]["tier"] != "resident":
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            mapped = mapped_rows.MappedRows.open(served, torch.device("cpu"))
-            if layout == "packed":
-                assert mapped is None
-                continue
-            assert mapped is not None
-            embed = native_model.layers[0].embed
-            out = embed.new_rows(ids)
-            mapped.gather(ids, out)
-            assert torch.equal(out.view(torch.int16), embed(ids).view(torch.int16))
-            assert out.any()
-
-
-def test_a_layer_that_is_not_resident_is_not_mapped(stager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from engram_engines.sglang import mapped_rows
-
-    monkeypatch.setattr(mapped_rows, "MappedTable", lambda table, device: table.map())
-    with engram_client.connect(stager.daemon.socket) as client:
-        assert mapped_rows.MappedRows.open(client.table(layer=1), torch.device("cpu")) is None
-
-
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
 def test_ranks(
     tp_size: int, server: Any, make_model: Any, rows: dict[int, Any], own_hasher: Any, request: pytest.FixtureRequest

@@ -61,6 +61,24 @@ def test_the_entry_point_is_declared_for_both_distributions() -> None:
         assert points[GENERAL_PLUGINS_GROUP] == {"engramd": f"{PLUGIN}:install"}
 
 
+def test_the_interface_that_the_gpu_script_uses() -> None:
+    """bench/engine_gpu.py cannot run here, but what it calls exists. Read, not imported: the engine needs kernels."""
+    import ast
+
+    import sglang
+    from sglang.srt.server_args import ServerArgs
+
+    assert {"model_path", "tp_size", "random_seed", "enable_deterministic_inference"} <= {*ServerArgs.__struct_fields__}
+    source = Path(sglang.__file__).parent / "srt" / "entrypoints" / "engine.py"
+    (engine,) = (
+        node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "Engine"
+    )
+    methods = {node.name: node for node in engine.body if isinstance(node, ast.FunctionDef)}
+    parameters = {argument.arg for argument in methods["generate"].args.args}
+    assert {"input_ids", "sampling_params", "return_logprob", "top_logprobs_num"} <= parameters
+    assert {"flush_cache", "shutdown"} <= set(methods)
+
+
 def every_function() -> list[tuple[str, str, str]]:
     from engram_engines.sglang.shapes import SHAPES
 

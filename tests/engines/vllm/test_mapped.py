@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import engram_client
@@ -11,18 +10,6 @@ import numpy as np
 import pytest
 
 COLUMNS = 24
-
-
-@pytest.fixture
-def resident(start_daemon: Any, table: Path, tmp_path: Path) -> Callable[..., Any]:
-    """`resident(layout="split")`: a daemon that holds the whole table in this layout."""
-
-    def start(layout: str = "split") -> Any:
-        config = tmp_path / f"{layout}.toml"
-        config.write_text(f'dram = "64MiB"\n[[table]]\nname = "demo"\npath = "{table}"\nresident_layout = "{layout}"\n')
-        return start_daemon(config=config, dram=None)
-
-    return start
 
 
 def mapped_rows(daemon: Any, connect: Callable[..., Any], rows: str = "mapped", wait_s: float = 60.0) -> Any:
