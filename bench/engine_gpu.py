@@ -1,12 +1,15 @@
-"""A real deployment with GPUs: vLLM's logits with engramd beside those without, bit for bit, then throughput.
+"""A real deployment with GPUs: an engine's logits with engramd beside those without, bit for bit, then throughput.
 
-    engine_gpu.py MODEL --socket /run/engramd/engramd.sock [--tensor-parallel-size N] [--reference FILE]
+    engine_gpu.py MODEL --socket /run/engramd/engramd.sock [--engine vllm|sglang] [--tensor-parallel-size N]
+                  [--reference FILE]
 
-Run it with the Python that vLLM and the client are installed in; it needs nothing else of this project. Each engine is
-a process of its own, one after the other: vLLM as it is, the same once more (is it reproducible at all?), vLLM over the
-daemon. Prompts are natural text, Python's own library. `--reference FILE` keeps vLLM's own result, and takes it from
-there where the file exists: so the native engine, which loads 189 GiB of tables, runs once. Exit status 1 where a logit
-differs. It has not been run on a GPU yet.
+Run it with the Python that the engine and the client are installed in; it needs nothing else of this project. Each
+engine is a process of its own, one after the other: the engine as it is, the same once more (is it reproducible at
+all?), the engine over the daemon. Prompts are natural text, Python's own library. `--reference FILE` keeps the engine's
+own result, and takes it from there where the file exists: so the native engine, which loads 189 GiB of tables, runs
+once. What is compared are the largest logits of each token: vLLM tells them as they are, SGLang as log-probabilities,
+in which a constant added to all of them would not show. Exit status 1 where one differs. It has not been run on a GPU
+yet.
 """
 
 from __future__ import annotations
@@ -22,20 +25,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+#: Of one prompt: for each new token the largest logits, token -> the number's bits.
+Logits = list[dict[str, str]]
 TOP_LOGITS = 20
 CHARACTERS_PER_TOKEN = 3  # of Python's library; prompts are cut by the tokenizer, so a guess does
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="vLLM with engramd beside vLLM without: logits, then throughput")
-    parser.add_argument("model", help="path or repo id, as vLLM takes it")
+    parser = argparse.ArgumentParser(description="an engine with engramd beside it without: logits, then throughput")
+    parser.add_argument("model", help="path or repo id, as the engine takes it")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="vllm")
     parser.add_argument("--socket", default=os.environ.get("ENGRAMD_SOCKET"), help="the daemon's; ENGRAMD_SOCKET")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--engine-args", type=json.loads, default={}, help="further arguments of vllm.LLM, as JSON")
-    parser.add_argument("--reference", type=Path, help="where vLLM's own result is kept, and taken from")
+    parser.add_argument(
+        "--engine-args", type=json.loads, default={}, help="further arguments of vllm.LLM or sglang.Engine, as JSON"
+    )
+    parser.add_argument("--reference", type=Path, help="where the engine's own result is kept, and taken from")
     parser.add_argument("--result-of-this-engine", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.result_of_this_engine is not None:
@@ -50,28 +58,33 @@ def compare(args: argparse.Namespace) -> int:
     reference = args.reference
     if reference is not None and reference.exists():
         native = json.loads(reference.read_text())
+        if native["engine"] != args.engine:
+            print(f"error: {reference} was written by {native['engine']}, not by {args.engine}", file=sys.stderr)
+            return 1
     else:
         native = in_own_process(None)
         again = in_own_process(None)
         differing = differences(native, again)
         if differing:
-            print(f"vLLM alone is not reproducible here: {differing}")
-            print("Logits cannot be compared bit for bit then. Try with enforce_eager, or VLLM_BATCH_INVARIANT=1.")
+            print(f"{args.engine} alone is not reproducible here: {differing}")
+            print(f"Logits cannot be compared bit for bit then. Try with {ENGINES[args.engine].reproducible}.")
             return 1
-        print("vLLM alone gives the same logits twice")
+        print(f"{args.engine} alone gives the same logits twice")
         if reference is not None:
             reference.write_text(json.dumps(native))
-    staged = in_own_process(args.socket)
-    differing = differences(native, staged)
-    print(f"with engramd: {differing or 'every logit equals vLLM alone, bit for bit'}")
+    served = in_own_process(args.socket)
+    differing = differences(native, served)
+    print(f"with engramd: {differing or f'every logit equals {args.engine} alone, bit for bit'}")
     for what in ("prefill_tokens_per_s", "decode_tokens_per_s", "load_s"):
-        ratio = staged[what] / native[what]
-        print(f"{what:22} vLLM alone {native[what]:10.1f}, with engramd {staged[what]:10.1f}, ratio {ratio:.3f}")
+        ratio = served[what] / native[what]
+        print(
+            f"{what:22} {args.engine} alone {native[what]:10.1f}, with engramd {served[what]:10.1f}, ratio {ratio:.3f}"
+        )
     return 1 if differing else 0
 
 
 def in_own_process(socket: str | None) -> Any:
-    """Runs one engine to its end: over the daemon at `socket`, or vLLM alone."""
+    """Runs one engine to its end: over the daemon at `socket`, or alone."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ENGRAMD_")}
     if socket is not None:
         environment["ENGRAMD_SOCKET"] = socket
@@ -84,42 +97,103 @@ def in_own_process(socket: str | None) -> Any:
 
 def run_engine(args: argparse.Namespace) -> dict[str, Any]:
     """One engine's logits and rates."""
-    from vllm import LLM, SamplingParams
-
     began = time.perf_counter()
-    options = {"logprobs_mode": "raw_logits", "max_logprobs": TOP_LOGITS, "seed": 0} | args.engine_args
-    engine = LLM(model=args.model, tensor_parallel_size=args.tensor_parallel_size, **options)
+    engine = ENGINES[args.engine](args)
     load_s = time.perf_counter() - began
-    tokenizer = engine.get_tokenizer()
     text = library_text(args.prompts * args.prompt_tokens * 2 * CHARACTERS_PER_TOKEN)
-    tokens = tokenizer.encode(text)[: args.prompts * args.prompt_tokens]
+    tokens = engine.tokens(text)[: args.prompts * args.prompt_tokens]
     prompts = [
-        {"prompt_token_ids": tokens[first : first + args.prompt_tokens]}
+        tokens[first : first + args.prompt_tokens]
         for first in range(0, len(tokens) - args.prompt_tokens + 1, args.prompt_tokens)
     ]
-    greedy = SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True, logprobs=TOP_LOGITS)
-    logits = []
     # One request at a time: batches would depend on the two engines' speed, and numbers on the batches.
-    for prompt in prompts[:4]:
-        (output,) = engine.generate([prompt], greedy, use_tqdm=False)
-        steps = output.outputs[0].logprobs
-        logits.append([{str(token): float(one.logprob).hex() for token, one in step.items()} for step in steps])
-    engine.reset_prefix_cache()
-    first_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    logits = [engine.logits(prompt, args.new_tokens) for prompt in prompts[:4]]
+    engine.forget_prompts()
     began = time.perf_counter()
-    engine.generate(prompts, first_token, use_tqdm=False)
+    engine.generate(prompts, 1)
     prefill_s = time.perf_counter() - began
     began = time.perf_counter()
-    engine.generate(
-        prompts, SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True), use_tqdm=False
-    )
+    engine.generate(prompts, args.new_tokens)
     decode_s = time.perf_counter() - began  # the prompts' rows and KV are cached now
+    engine.close()
     return {
+        "engine": args.engine,
         "logits": logits,
         "load_s": load_s,
         "prefill_tokens_per_s": len(prompts) * args.prompt_tokens / prefill_s,
         "decode_tokens_per_s": len(prompts) * args.new_tokens / decode_s,
     }
+
+
+class Vllm:
+    """vLLM in this process."""
+
+    reproducible = "enforce_eager, or VLLM_BATCH_INVARIANT=1"
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from vllm import LLM, SamplingParams
+
+        options = {"logprobs_mode": "raw_logits", "max_logprobs": TOP_LOGITS, "seed": 0} | args.engine_args
+        self._engine = LLM(model=args.model, tensor_parallel_size=args.tensor_parallel_size, **options)
+        self._sampling = SamplingParams
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self._engine.get_tokenizer().encode(text))
+
+    def logits(self, prompt: list[int], new_tokens: int) -> Logits:
+        (output,) = self._generate([prompt], new_tokens, logprobs=TOP_LOGITS)
+        return [
+            {str(token): float(one.logprob).hex() for token, one in step.items()} for step in output.outputs[0].logprobs
+        ]
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> None:
+        self._generate(prompts, new_tokens)
+
+    def _generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Any:
+        greedy = self._sampling(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, **options)
+        return self._engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
+
+    def forget_prompts(self) -> None:
+        self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """It ends with the process."""
+
+
+class Sglang:
+    """SGLang's engine in processes below this one."""
+
+    reproducible = "enable_deterministic_inference"
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from sglang import Engine
+
+        options = {"random_seed": 0} | args.engine_args
+        self._engine = Engine(model_path=args.model, tp_size=args.tensor_parallel_size, **options)
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self._engine.tokenizer_manager.tokenizer.encode(text))
+
+    def logits(self, prompt: list[int], new_tokens: int) -> Logits:
+        (output,) = self._generate([prompt], new_tokens, return_logprob=True, top_logprobs_num=TOP_LOGITS)
+        steps = output["meta_info"]["output_top_logprobs"]
+        return [{str(token): float(logprob).hex() for logprob, token, _ in step} for step in steps]
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> None:
+        self._generate(prompts, new_tokens)
+
+    def _generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Any:
+        greedy = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        return self._engine.generate(input_ids=prompts, sampling_params=greedy, **options)
+
+    def forget_prompts(self) -> None:
+        self._engine.flush_cache()
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+
+ENGINES: dict[str, type[Vllm] | type[Sglang]] = {"vllm": Vllm, "sglang": Sglang}
 
 
 def differences(left: dict[str, Any], right: dict[str, Any]) -> str:
