@@ -139,8 +139,6 @@ def record_now(args: argparse.Namespace, samples: int) -> Any:
     with ControlClient(args.socket) as daemon:
         recorder = Recorder(daemon, samples)
         found = recorder.run(args.seconds, lambda: True, lambda recorder: None)
-    if not found.keys.size:
-        raise EngramdError(f"the daemon was asked for no rows in {args.seconds:g} s: record for longer, or under load")
     return found
 
 

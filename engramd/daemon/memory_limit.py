@@ -66,13 +66,17 @@ def machine_memory(meminfo: str = "/proc/meminfo") -> tuple[int, str] | None:
     return (int(found[1]) << 10, meminfo) if found else None
 
 
+def most_used_bytes(dram_bytes: int, table_bytes: int) -> int:
+    """What a budget comes to at most, for tables of so many bytes of rows: above their size it takes no more."""
+    return min(dram_bytes, table_bytes + table_bytes // 8)
+
+
 def check_budget(
     dram_bytes: int, table_bytes: int, arena_limit_bytes: int, limit: tuple[int, str] | None = None
 ) -> None:
     """Raises EngramdError where budget and process cannot fit under the limit; a warning where arenas may not.
 
-    A budget above the tables' size takes no more than they do. limit: for tests; the tighter of the control group's and
-    the machine's where it is left out.
+    limit: for tests; the tighter of the control group's and the machine's where it is left out.
     """
     group, machine = limit or memory_limit(), machine_memory()
     if limit is None and machine is not None and (group is None or machine[0] < group[0]):
@@ -83,7 +87,7 @@ def check_budget(
         owner, way_out = "its control group", "raise the group's limit (systemd: MemoryMax=)"
     else:
         return
-    needed = min(dram_bytes, table_bytes + table_bytes // 8) + OWN_BYTES
+    needed = most_used_bytes(dram_bytes, table_bytes) + OWN_BYTES
     if needed > limit_bytes:
         room = f"lower --dram to {format_size(limit_bytes - OWN_BYTES)} or less, or " if limit_bytes > OWN_BYTES else ""
         raise EngramdError(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engramd.daemon.memory_limit import OWN_BYTES, memory_limit
+from engramd.daemon.memory_limit import OWN_BYTES, memory_limit, most_used_bytes
 from engramd.doctor.finding import Finding, Machine, fail, ok, warn
 from engramd.sizes import format_size
 
 
 def findings(machine: Machine, dram_bytes: int, arena_limit_bytes: int, table_bytes: int) -> Iterator[Finding]:
     """All of them. table_bytes: rows of the tables named, 0 for none."""
-    yield available(machine, dram_bytes + OWN_BYTES)
-    yield control_group(machine, dram_bytes, arena_limit_bytes)
+    used_bytes = most_used_bytes(dram_bytes, table_bytes) if table_bytes else dram_bytes
+    yield available(machine, used_bytes + OWN_BYTES)
+    yield control_group(machine, used_bytes, arena_limit_bytes)
     yield swap(machine)
     if table_bytes:
         yield coverage(dram_bytes, table_bytes)

@@ -161,7 +161,12 @@ def _layer(entry: dict[str, Any]) -> RecordedLayer:
 
 def to_stream(recording: Recording, path: str) -> Stream:
     """The recording as a stream. Where the hash is known each of a layer's columns has an equal share of the look-ups,
-    as it has for every batch of whole tokens. Raises EngramdError for rows of several sizes."""
+    as it has for every batch of whole tokens. Raises EngramdError for rows of several sizes and for an empty sample."""
+    if not recording.keys.size:
+        raise EngramdError(
+            f"{path}: holds no sample of its {recording.lookups} look-ups: record for longer, under load, or at a "
+            "higher --rate"
+        )
     sizes = {layer.row_bytes for layer in recording.layers}
     if len(sizes) > 1:
         raise EngramdError(f"{path}: rows of {sorted(sizes)} bytes share no cache: record one table at a time")

@@ -185,6 +185,18 @@ def test_recordings_are_refused(
     assert not list(tmp_path.glob("x*"))
 
 
+def test_a_recording_of_nothing_says_so(
+    engramd: Callable[..., subprocess.CompletedProcess[str]], start_daemon: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.rec"
+    done = engramd("record", path, "--socket", start_daemon().socket, "--seconds", "0.1")
+    assert done.returncode == 0, done.stderr
+    for verb in ("plan", "heat"):
+        done = engramd(verb, "--recorded", path)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "holds no sample of its 0 look-ups" in done.stderr
+
+
 def test_a_damaged_recording_is_recognised(tmp_path: Path) -> None:
     layer = recording.RecordedLayer(1, "demo", 1, 100, 264, "0" * 64, 1, 0, ())
     path = tmp_path / "x.rec"
