@@ -31,6 +31,13 @@ class LocalGather:
         taken = lib.engram_bench_gather_run(self.handle, ffi.from_buffer("int64_t[]", ids), batch, len(ids) // batch)
         return float(ids.size / taken)
 
+    def run_plain(self, ids: Ids, batch: int) -> float:
+        """The same by one memcpy after the other on one thread, as a first version would do it."""
+        taken = lib.engram_bench_gather_run_plain(
+            self.handle, ffi.from_buffer("int64_t[]", ids), batch, len(ids) // batch
+        )
+        return float(ids.size / taken)
+
     def close(self) -> None:
         self.rows = self.rows[:0].copy()
         lib.engram_bench_gather_destroy(self.handle)

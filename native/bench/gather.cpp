@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -45,6 +46,13 @@ std::uint8_t* map_reply(std::uint64_t bytes) {
   return memory == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(memory);
 }
 
+bool in_range(const engram_bench_gather& gather, const std::int64_t* ids, std::uint64_t batch_rows,
+              std::uint64_t batches) {
+  return batch_rows != 0 && batch_rows * gather.row_bytes <= gather.reply_bytes &&
+         std::all_of(ids, ids + batch_rows * batches,
+                     [&](std::int64_t id) { return id >= 0 && static_cast<std::uint64_t>(id) < gather.row_count; });
+}
+
 void copy_share(const engram_bench_gather& gather, engram::RowCopier copier, const std::int64_t* ids,
                 std::uint64_t begin, std::uint64_t end) {
   const Destination destination{gather.reply, nullptr, gather.row_bytes, 0};
@@ -85,10 +93,7 @@ engram_bench_gather* engram_bench_gather_create(uint64_t rows, uint32_t row_byte
 }
 
 double engram_bench_gather_run(engram_bench_gather* gather, const int64_t* ids, uint64_t batch_rows, uint64_t batches) {
-  if (batch_rows == 0 || batch_rows * gather->row_bytes > gather->reply_bytes) return -1;
-  for (std::uint64_t i = 0; i < batch_rows * batches; ++i) {
-    if (ids[i] < 0 || static_cast<std::uint64_t>(ids[i]) >= gather->row_count) return -1;
-  }
+  if (!in_range(*gather, ids, batch_rows, batches)) return -1;
   const engram::RowCopier copier = engram::choose_copiers(gather->row_bytes, 0).rows;
   const std::uint64_t cut = batch_rows / gather->threads;
   std::atomic<std::uint64_t> begun{0};
@@ -122,14 +127,23 @@ double engram_bench_gather_run(engram_bench_gather* gather, const int64_t* ids, 
   return elapsed.count();
 }
 
+double engram_bench_gather_run_plain(engram_bench_gather* gather, const int64_t* ids, uint64_t batch_rows,
+                                     uint64_t batches) {
+  if (!in_range(*gather, ids, batch_rows, batches)) return -1;
+  const std::uint64_t row_bytes = gather->row_bytes;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::uint64_t batch = 0; batch < batches; ++batch) {
+    for (std::uint64_t i = 0; i < batch_rows; ++i) {
+      const auto row = static_cast<std::uint64_t>(ids[batch * batch_rows + i]);
+      std::memcpy(gather->reply + i * row_bytes, gather->rows.data() + row * row_bytes, row_bytes);
+    }
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 double engram_bench_gather_run_split(engram_bench_gather* gather, uint32_t value_bytes, const int64_t* ids,
                                      uint64_t batch_rows, uint64_t batches) {
-  if (batch_rows == 0 || batch_rows * gather->row_bytes > gather->reply_bytes || value_bytes > gather->row_bytes) {
-    return -1;
-  }
-  for (std::uint64_t i = 0; i < batch_rows * batches; ++i) {
-    if (ids[i] < 0 || static_cast<std::uint64_t>(ids[i]) >= gather->row_count) return -1;
-  }
+  if (value_bytes > gather->row_bytes || !in_range(*gather, ids, batch_rows, batches)) return -1;
   const std::uint32_t scale_bytes = gather->row_bytes - value_bytes;
   const engram::PartCopier copier = engram::choose_part_copier(value_bytes, scale_bytes);
   const std::uint8_t* values = gather->rows.data();

@@ -18,6 +18,9 @@ engram_bench_gather* engram_bench_gather_create(uint64_t rows, uint32_t row_byte
  * shared between the threads and ends for both before the next begins. Returns seconds, or -1 where an id or the
  * batch is out of range. */
 double engram_bench_gather_run(engram_bench_gather* gather, const int64_t* ids, uint64_t batch_rows, uint64_t batches);
+/* The same on one thread by one memcpy after the other, nothing asked for early. */
+double engram_bench_gather_run_plain(engram_bench_gather* gather, const int64_t* ids, uint64_t batch_rows,
+                                     uint64_t batches);
 /* The same on one thread from rows whose first value_bytes and the rest lie apart, into a packed reply. */
 double engram_bench_gather_run_split(engram_bench_gather* gather, uint32_t value_bytes, const int64_t* ids,
                                      uint64_t batch_rows, uint64_t batches);
