@@ -109,7 +109,10 @@ def measure_budget(
     repetitions: int,
 ) -> None:
     budget = files.row_bytes() * percent // 100
-    ours, limit, missed, first_s = [], [], [], []
+    ours: list[float] = []
+    limit: list[float] = []
+    missed: list[float] = []
+    first_s: list[float] = []
     unsteady = 0
     while len(ours) < repetitions and unsteady < 2 * repetitions:
         drive_before = fio(files.data_files()[0], depth, 1).rows_per_s
