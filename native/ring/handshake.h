@@ -26,12 +26,4 @@ int shake_hands(const char* path, const engram_connect_options& options, Handsha
 // Tells the daemon that the ring is mapped for writing: it then seals the ring and begins to serve the session.
 int send_mapped(int socket, engram_error* error);
 
-// Asks for the catalogue on an open session's socket; one thread at a time.
-int request_catalogue(int socket, uint32_t timeout_ms, Catalogue& catalogue, engram_error* error);
-
-// Asks for a resident layer's memory, and says that it is mapped no more; same threads as request_catalogue. 0, or the
-// status of the daemon's refusal.
-int request_map(int socket, uint32_t timeout_ms, uint32_t handle, engram_map& map, UniqueFd& file, engram_error* error);
-int send_unmap(int socket, uint32_t timeout_ms, uint32_t handle, engram_error* error);
-
 }  // namespace engram

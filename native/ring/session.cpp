@@ -195,7 +195,8 @@ void Session::read_usage(engram_session_usage& usage) {
 int Session::refresh(engram_error* error) {
   if (const int status = is_serving(true, error)) return status;
   const std::lock_guard guard(catalogue_lock_);
-  const int status = request_catalogue(handshake_.socket.get(), kRefreshTimeoutMs, handshake_.catalogue, error);
+  const int status =
+      requests_.request_catalogue(handshake_.socket.get(), kRefreshTimeoutMs, handshake_.catalogue, error);
   if (status == ENGRAM_STATUS_LOST) return is_serving(true, error);
   return status;
 }
@@ -203,13 +204,19 @@ int Session::refresh(engram_error* error) {
 int Session::map_layer(uint32_t handle, engram_map& map, UniqueFd& file, engram_error* error) {
   if (const int status = is_serving(true, error)) return status;
   const std::lock_guard guard(catalogue_lock_);
-  return request_map(handshake_.socket.get(), kRefreshTimeoutMs, handle, map, file, error);
+  return requests_.request_map(handshake_.socket.get(), kRefreshTimeoutMs, handle, map, file, error);
+}
+
+// An answer that came after its asker had given up; with whatever this session does next.
+void Session::take_late_answer() {
+  const std::unique_lock guard(catalogue_lock_, std::try_to_lock);
+  if (guard) requests_.take_late_answer(handshake_.socket.get());
 }
 
 int Session::unmap_layer(uint32_t handle, engram_error* error) {
   if (const int status = is_serving(true, error)) return status;
   const std::lock_guard guard(catalogue_lock_);
-  return send_unmap(handshake_.socket.get(), kRefreshTimeoutMs, handle, error);
+  return requests_.send_unmap(handshake_.socket.get(), kRefreshTimeoutMs, handle, error);
 }
 
 }  // namespace engram

@@ -19,6 +19,7 @@
 #include "ring/catalogue.h"
 #include "ring/extents.h"
 #include "ring/handshake.h"
+#include "ring/session_requests.h"
 #include "ring/session_totals.h"
 #include "ring/stream_watchdog.h"
 
@@ -145,6 +146,7 @@ class Session {
   bool arm_streams(uint32_t lease_ms);
   void wake_worker();
   int is_serving(bool thorough, engram_error* error);
+  void take_late_answer();
   int report(int slot, int status, engram_error* error) const;
 
   engram_slot& shared_slot(int slot) const;
@@ -168,6 +170,7 @@ class Session {
   SessionTotals totals_;
 
   std::mutex catalogue_lock_;
+  SessionRequests requests_;  // guarded by catalogue_lock_
   std::mutex lock_;
   uint32_t tail_ = 0;  // ours; never read back from the ring
   uint32_t zombie_count_ = 0;

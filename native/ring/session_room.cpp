@@ -39,6 +39,8 @@ int Session::check_submission(const Submission& submission, engram_error* error)
 
 int64_t Session::submit(const Submission& submission, int32_t wait_ms, engram_error* error) {
   if (const int status = is_serving(false, error)) return -status;
+  if (requests_.is_owed_answer()) [[unlikely]]
+    take_late_answer();
   if (const int status = check_submission(submission, error)) return -status;
   const int slot = take_slot(submission, wait_ms, error);
   if (slot < 0) return slot;

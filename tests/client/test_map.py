@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,41 +97,72 @@ def test_refusals_name_the_reason(start_daemon: Any, configured: Any, tcp: Any) 
         client.table(layer=1).map()
 
 
+def maps_of(stats: Any, daemon: Any) -> int:
+    """How often clients have the first layer mapped, as the daemon counts."""
+    return int(stats(daemon)["tables"][0]["layers"][0]["maps"])
+
+
+def wait_for_maps(stats: Any, daemon: Any, count: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while maps_of(stats, daemon) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_the_daemon_counts_maps(start_daemon: Any, stats: Any) -> None:
     daemon = start_daemon()
-
-    def maps() -> int:
-        return int(stats(daemon)["tables"][0]["layers"][0]["maps"])
-
-    def wait_for(count: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while maps() != count:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
     client = engram_client.connect(daemon.socket)
     other = engram_client.connect(daemon.socket)
     table = client.table(layer=1)
     first, second = map_when_resident(table), map_when_resident(table)
     third = map_when_resident(other.table(layer=1))
-    assert maps() == 3
+    assert maps_of(stats, daemon) == 3
     values = first.rows[:10]
     with pytest.raises(BufferError, match="still in use"):
         first.close()
-    assert maps() == 3
+    assert maps_of(stats, daemon) == 3
     del first  # not gone while an array of it lives
-    assert maps() == 3
+    assert maps_of(stats, daemon) == 3
     before = values.copy()
     other.close()  # a session's end lets go of all that it held
-    wait_for(2)
+    wait_for_maps(stats, daemon, 2)
     assert third.is_open
     assert np.array_equal(third.rows[:10], before)
     del values
-    wait_for(1)
+    wait_for_maps(stats, daemon, 1)
     second.close()
     second.close()
-    wait_for(0)
+    wait_for_maps(stats, daemon, 0)
     client.close()
+
+
+@pytest.mark.parametrize("next_call", ["fetch", "table"])
+def test_a_map_that_came_too_late_is_given_back(
+    start_daemon: Any, stats: Any, rows: dict[int, np.ndarray], next_call: str
+) -> None:
+    """An answer after the caller's patience is nobody's: neither the next request's, nor does the daemon count it."""
+    daemon = start_daemon()
+    with engram_client.connect(daemon.socket) as client:
+        table = client.table(layer=1)
+        map_when_resident(table).close()
+        daemon.freeze()
+        with pytest.raises(engram_client.RequestTimeout):
+            table.map()
+        if next_call == "table":  # asks the daemon too, and before the late answer is there
+            asking = threading.Thread(target=lambda: client.table(layer=14))
+            asking.start()
+            time.sleep(0.1)
+            daemon.signal(signal.SIGCONT)
+            asking.join(DEADLINE_S)
+            assert not asking.is_alive()
+        else:
+            daemon.signal(signal.SIGCONT)
+            wait_for_maps(stats, daemon, 1)
+        assert np.array_equal(table.fetch([5, 6]), rows[1][[5, 6]])
+        wait_for_maps(stats, daemon, 0)
+        with table.map() as again:
+            assert np.array_equal(again.rows[:10], rows[1][:10])
+        assert "connection closed" not in daemon.log
 
 
 def test_a_map_outlives_the_daemon(start_daemon: Any, rows: dict[int, np.ndarray]) -> None:
