@@ -1,9 +1,10 @@
 """What operators change while the daemon serves: the DRAM budget, and a table's generation.
 
-Both run on one thread of their own, one at a time, since they wait for running batches; the event loop publishes the
-new catalogue and answers. A reload in order: open the new generation, add its layers, publish the catalogue (clients
-with the old one get STALE and read it again), retire the old layers once their batches have ended, place DRAM anew,
-warm the new rows at the ids that were hot. Each batch is therefore answered from one generation, and the budget holds.
+Both run on one thread of their own, one at a time from beginning to end, since they wait for running batches; the event
+loop publishes the new catalogue and answers. A reload in order: open the new generation, add its layers, publish the
+catalogue (clients with the old one get STALE and read it again), retire the old layers once their batches have ended,
+place DRAM anew, warm the new rows at the ids that were hot. Each batch is therefore answered from one generation, and
+the budget holds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 
 from engramd.config import Settings, TablePath
-from engramd.daemon.engine import Engine
+from engramd.daemon.engine import Engine, ServedLayer
 from engramd.daemon.heat_keeper import HeatKeeper
 from engramd.daemon.memory_limit import check_budget
 from engramd.daemon.sampling import Sampling
@@ -58,7 +59,7 @@ class Administration:
             try:
                 check_budget(dram_bytes, sum(table.manifest.logical_bytes for table in tables.values()), 0)
                 self._set_policies(policies or {})
-                self._engine.check_place(dram_bytes, [])
+                self._engine.check_place(dram_bytes)
             except EngramdError as error:
                 self._set_policies(before)
                 text = str(error)
@@ -69,10 +70,9 @@ class Administration:
                 text = str(error)
                 return lambda: reply(None, text)
             _LOG.info("the DRAM budget is %s now", format_size(dram_bytes))
-            self._submit_warm(hot)
             counters = self._engine.counters()
             fields: dict[str, object] = {key: counters[key] for key in ("budget_bytes", "used_bytes")}
-            return lambda: reply(fields, None)
+            return lambda: self._finish(hot, fields, reply)
 
         self._submit(task, reply)
 
@@ -102,9 +102,10 @@ class Administration:
         if path is None:
             reply(None, f"no table {name[:127]!r} is served; there is: {', '.join(sorted(self._paths))}")
             return
-        self._submit(lambda: self._open_new(path, reply), reply)
+        name = path.name
+        self._submit(lambda: self._switch(self._paths[name], reply), reply)
 
-    def _open_new(self, path: TablePath, reply: Reply) -> Callable[[], None]:
+    def _switch(self, path: TablePath, reply: Reply) -> Callable[[], None]:
         old = [layer for layer in self._engine.layers if layer.table.name == path.name]
         before = old[0].table.manifest
         try:
@@ -121,46 +122,43 @@ class Administration:
             }
             if (table.manifest.generation, table.manifest.table_id) == (before.generation, before.table_id):
                 return lambda: reply(fields, None)
-            added = self._engine.add_table(table)
-            try:
-                self._engine.check_place(self._engine.budget_bytes(), old)
-            except EngramdError:
-                for layer in added:
-                    self._engine.retire_layer(layer.handle, 0)
-                raise
+            added = self._engine.add_table(table, replaced=old)
         except EngramdError as error:
             text = str(error)
             return lambda: reply(None, f"table {path.name} stays at generation {before.generation}: {text}")
         finally:
             table.close()
 
-        def switch() -> None:
-            """On the loop's thread: from here on clients that look get the new generation."""
+        def publish() -> None:
+            """From here on clients that look get the new generation."""
             self._engine.layers = [layer for layer in self._engine.layers if layer not in old] + added
             self._publish()
-            self._submit(retire, reply)
 
-        def retire() -> Callable[[], None]:
-            hot = list(islice(self._heat.hot_blocks(old), HEAT_BLOCKS_LIMIT))
-            for layer in old:
-                if not self._engine.retire_layer(layer.handle, RETIRE_TIMEOUT_MS):
-                    _LOG.warning("table %s layer %d: old batches are still running", path.name, layer.layer)
-            try:
-                self._engine.place(self._engine.budget_bytes())
-            except EngramdError as error:
-                _LOG.warning("table %s is served from NVMe alone: %s", path.name, error)
-            _LOG.info(
-                "table %s: generation %d serves, generation %d is gone",
-                path.name,
-                table.manifest.generation,
-                before.generation,
-            )
-            self._submit_warm({path.name: hot})
-            if self._follows_curve and table.manifest.row_bytes != before.row_bytes:
-                self._restart_curve()
-            return lambda: reply(fields, None)
+        if not self.pool.on_loop(publish):
+            return lambda: reply(None, f"table {path.name}: the daemon is stopping")
+        hot = self._retire(old)
+        _LOG.info(
+            "table %s: generation %d serves, generation %d is gone",
+            path.name,
+            table.manifest.generation,
+            before.generation,
+        )
+        if self._follows_curve and table.manifest.row_bytes != before.row_bytes:
+            self._restart_curve()
+        return lambda: self._finish({path.name: hot}, fields, reply)
 
-        return switch
+    def _retire(self, old: list[ServedLayer]) -> list[Block]:
+        """Ends layers of a table whose successors are published, and gives these their DRAM. Returns what was hot."""
+        name = old[0].table.name
+        hot = list(islice(self._heat.hot_blocks(old), HEAT_BLOCKS_LIMIT))
+        for layer in old:
+            if not self._engine.retire_layer(layer.handle, RETIRE_TIMEOUT_MS):
+                _LOG.warning("table %s layer %d: old batches are still running", name, layer.layer)
+        try:
+            self._engine.place(self._engine.budget_bytes())
+        except EngramdError as error:
+            _LOG.warning("table %s is served from NVMe alone: %s", name, error)
+        return hot
 
     def _hot_blocks(self) -> dict[str, list[Block]]:
         """The hottest cached rows of each table, within HEAT_BLOCKS_LIMIT."""
@@ -171,7 +169,9 @@ class Administration:
             hot[name] = list(islice(self._heat.hot_blocks(layers), max(1, HEAT_BLOCKS_LIMIT // len(names))))
         return hot
 
-    def _submit_warm(self, hot: dict[str, list[Block]]) -> None:
+    def _finish(self, hot: dict[str, list[Block]], fields: dict[str, object], reply: Reply) -> None:
+        """Answers, and reads hot rows back afterwards, since that may take long. Loop's thread."""
+
         def task() -> Callable[[], None]:
             for name, blocks in hot.items():
                 layers = [layer for layer in self._engine.layers if layer.table.name == name]
@@ -180,6 +180,7 @@ class Administration:
 
         if any(hot.values()):
             self.pool.submit(task)
+        reply(fields, None)
 
     def _submit(self, task: Callable[[], Callable[[], None]], reply: Reply) -> None:
         if not self.pool.submit(task):

@@ -59,7 +59,7 @@ def check_placement(settings: Settings, tables: list[ServedTable]) -> None:
 
     engine = Engine(settings, tables, start=False)
     try:
-        engine.check_place(settings.dram_bytes, [])
+        engine.check_place(settings.dram_bytes)
     finally:
         engine.destroy()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -120,7 +120,10 @@ class Engine:
         self._cache_groups: dict[str, int] = {"": 0}  # by the name of the cache in a policy
         try:
             for table in tables:
-                self.layers += self.add_table(table, kept)
+                try:
+                    self.layers += self.add_table(table, kept)
+                except EngramdError as refusal:
+                    raise EngramdError(f"table {table.name}: {refusal}") from None
             if kept is not None:
                 kept.close()
             if start and lib.engram_engine_start(self._engine, error, _ERROR_BYTES) != 0:
@@ -136,35 +139,41 @@ class Engine:
         """The native engine, for modules that call functions of their own; NULL after destroy."""
         return self._engine
 
-    def add_table(self, table: ServedTable, kept: KeptRows | None = None) -> list[ServedLayer]:
-        """Opens a table's layers in the engine, under new handles. Raises EngramdError, with none of them left."""
+    def add_table(
+        self, table: ServedTable, kept: KeptRows | None = None, replaced: Sequence[ServedLayer] = ()
+    ) -> list[ServedLayer]:
+        """Opens a table's layers in the engine, under new handles. Raises EngramdError with none of them added, also
+        where the engine serves and they could not be placed in DRAM once the replaced ones are gone."""
         error = ffi.new("char[]", _ERROR_BYTES)
         manifest = table.manifest
-        added: list[ServedLayer] = []
-        for layer, descriptors in zip(manifest.layers, table.descriptors, strict=True):
-            options = ffi.new("engram_layer_options *")
-            options.table_id = manifest.table_id
-            options.generation = manifest.generation
-            options.rows = layer.rows
-            options.layer = layer.layer
-            options.row_bytes = manifest.row_bytes
-            options.value_bytes = manifest.value_bytes
-            options.stripe_pages = manifest.stripe_pages
+        count = len(manifest.layers)
+        options = ffi.new("engram_layer_options[]", count)
+        in_use = []  # by `options`: cffi frees what nobody refers to
+        for one, layer, descriptors in zip(options, manifest.layers, table.descriptors, strict=True):
             files = ffi.new("int[]", list(descriptors))
-            options.files = files
-            options.file_count = len(descriptors)
-            options.policy = self._policy(table.policy.of(layer.layer))[0]
             memory = kept.of(manifest.table_id, manifest.generation, layer.layer) if kept is not None else None
             kept_memory = ffi.NULL if memory is None else ffi.new("int *", memory)
-            options.kept_memory = kept_memory
-            handle = ffi.new("uint32_t *")
-            if lib.engram_engine_add_layer(self._engine, options, handle, error, _ERROR_BYTES) != 0:
-                for other in added:
-                    self.retire_layer(other.handle, 0)
-                raise EngramdError(f"table {table.name} layer {layer.layer}: {text_of(error)}")
-            served = ServedLayer(int(handle[0]), table, layer.layer, layer.rows, layer.head_sizes)
-            added.append(served)
-            self.by_handle[served.handle] = served
+            in_use += [files, kept_memory]
+            one.table_id = manifest.table_id
+            one.generation = manifest.generation
+            one.rows = layer.rows
+            one.layer = layer.layer
+            one.row_bytes = manifest.row_bytes
+            one.value_bytes = manifest.value_bytes
+            one.stripe_pages = manifest.stripe_pages
+            one.files = files
+            one.file_count = len(descriptors)
+            one.policy = self._policy(table.policy.of(layer.layer))[0]
+            one.kept_memory = kept_memory
+        handles = ffi.new("uint32_t[]", count)
+        old = [layer.handle for layer in replaced]
+        if lib.engram_engine_add_layers(self._engine, options, count, old, len(old), handles, error, _ERROR_BYTES) != 0:
+            raise EngramdError(text_of(error))
+        added = [
+            ServedLayer(int(handle), table, layer.layer, layer.rows, layer.head_sizes)
+            for handle, layer in zip(handles, manifest.layers, strict=True)
+        ]
+        self.by_handle |= {layer.handle: layer for layer in added}
         return added
 
     def retire_layer(self, handle: int, timeout_ms: int) -> bool:
@@ -177,11 +186,10 @@ class Engine:
         if lib.engram_engine_place(self._engine, dram_bytes, error, _ERROR_BYTES) != 0:
             raise EngramdError(text_of(error))
 
-    def check_place(self, dram_bytes: int, without: list[ServedLayer]) -> None:
-        """Raises EngramdError where the layers in the engine but these could not be placed under this budget."""
+    def check_place(self, dram_bytes: int) -> None:
+        """Raises EngramdError where the layers in the engine could not be placed under this budget."""
         error = ffi.new("char[]", _ERROR_BYTES)
-        handles = [layer.handle for layer in without]
-        if lib.engram_engine_check_place(self._engine, dram_bytes, handles, len(handles), error, _ERROR_BYTES) != 0:
+        if lib.engram_engine_check_place(self._engine, dram_bytes, error, _ERROR_BYTES) != 0:
             raise EngramdError(text_of(error))
 
     def map_layer(self, handle: int) -> tuple[Any, int]:

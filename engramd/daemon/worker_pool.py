@@ -16,6 +16,7 @@ from collections.abc import Callable
 _LOG = logging.getLogger("engramd")
 
 Task = Callable[[], Callable[[], None]]  # runs on a thread; returns what the loop's thread shall do
+_CLOSING_LOOK_S = 0.1
 
 
 class WorkerPool:
@@ -26,6 +27,8 @@ class WorkerPool:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: queue.Queue[Task | None] = queue.Queue(queue_limit)
         self._done: deque[Callable[[], None]] = deque()
+        self._steps: deque[Callable[[], None]] = deque()  # of running tasks
+        self._is_closing = False
         self._limit = threads
         self._threads: list[threading.Thread] = []
         self._unfinished = 0  # submitted and not collected; the loop's thread alone
@@ -48,18 +51,39 @@ class WorkerPool:
             thread.start()
         return True
 
+    def on_loop(self, step: Callable[[], None]) -> bool:
+        """From within a task: returns once the loop's thread has done this step. False, with nothing done, where the
+        pool is being closed."""
+        over = threading.Event()
+
+        def run() -> None:
+            try:
+                step()
+            finally:
+                over.set()
+
+        self._steps.append(run)
+        os.eventfd_write(self.descriptor, 1)
+        while not over.wait(_CLOSING_LOOK_S):
+            if self._is_closing:  # by the loop's thread, which therefore runs no step any more
+                return False
+        return True
+
     def collect(self) -> None:
-        """Does what finished tasks left to the loop's thread."""
+        """Does what running and finished tasks left to the loop's thread."""
         try:
             os.eventfd_read(self.descriptor)
         except BlockingIOError:
             return
+        while self._steps and not self._is_closing:
+            self._steps.popleft()()
         while self._done:
             self._unfinished -= 1
             self._done.popleft()()
 
     def close(self) -> None:
         """Ends the threads, after the tasks before this call; waits for them and collects what they did."""
+        self._is_closing = True
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:

@@ -78,23 +78,34 @@ Engine::~Engine() {
   shared_.state.reset();  // after the workers: it frees the sessions they hand over
 }
 
-bool Engine::add_layer(const engram_layer_options& options, std::uint32_t* handle, std::string& error) {
+// A layer can be asked for from the store of its address on, by whoever guesses its handle, and is never taken back: so
+// everything that can be refused is refused before.
+bool Engine::add_layers(std::span<const engram_layer_options> options, std::span<const std::uint32_t> replaced,
+                        std::uint32_t* handles, std::string& error) {
   const std::lock_guard lock(layers_mutex_);
-  const auto number = static_cast<std::uint32_t>(layers_.size() + 1);
-  if (number > EngineShared::kMaxHandles) {
-    error = std::to_string(EngineShared::kMaxHandles) + " layers have been opened since the start: restart the daemon";
+  if (options.size() > EngineShared::kMaxHandles - layers_.size()) {
+    error = std::to_string(EngineShared::kMaxHandles) + " layers can be opened from start to end, and " +
+            std::to_string(layers_.size()) + " have been: restart the daemon";
     return false;
   }
-  if (started_ && engram_page_bytes(options.row_bytes) > page_bytes_) {
-    error = "pages of " + std::to_string(engram_page_bytes(options.row_bytes)) + " bytes, the buffers were made for " +
-            std::to_string(page_bytes_) + ": restart the daemon";
-    return false;
+  std::vector<std::unique_ptr<Layer>> added;
+  for (const engram_layer_options& one : options) {
+    if (started_ && engram_page_bytes(one.row_bytes) > page_bytes_) {
+      error = "layer " + std::to_string(one.layer) + ": pages of " + std::to_string(engram_page_bytes(one.row_bytes)) +
+              " bytes, the buffers were made for " + std::to_string(page_bytes_) + ": restart the daemon";
+      return false;
+    }
+    const auto handle = static_cast<std::uint32_t>(layers_.size() + added.size() + 1);
+    added.push_back(Layer::open(one, handle, options_.workers, error));
+    if (added.back() == nullptr) return false;
   }
-  std::unique_ptr<Layer> layer = Layer::open(options, number, options_.workers, error);
-  if (layer == nullptr) return false;
-  shared_.layers[number - 1].store(layer.get(), std::memory_order_release);
-  layers_.push_back(std::move(layer));
-  *handle = number;
+  if (started_ && !check_replacement(added, replaced, error)) return false;
+  layers_.reserve(layers_.size() + added.size());
+  for (std::unique_ptr<Layer>& layer : added) {
+    *handles++ = layer->handle;
+    shared_.layers[layer->handle - 1].store(layer.get(), std::memory_order_release);
+    layers_.push_back(std::move(layer));
+  }
   return true;
 }
 

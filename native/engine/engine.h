@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,12 +22,13 @@ class Engine {
   static std::unique_ptr<Engine> create(const engram_engine_options& options, std::string& error);
   ~Engine();
 
-  bool add_layer(const engram_layer_options& options, std::uint32_t* handle, std::string& error);
+  bool add_layers(std::span<const engram_layer_options> options, std::span<const std::uint32_t> replaced,
+                  std::uint32_t* handles, std::string& error);
   bool start(std::string& error);
 
   // engine_place.cpp
   bool place(std::uint64_t dram_bytes, std::string& error);
-  bool check_place(std::uint64_t dram_bytes, const std::uint32_t* without, std::uint64_t count, std::string& error);
+  bool check_place(std::uint64_t dram_bytes, std::string& error);
   bool map_layer(std::uint32_t handle, engram_resident_memory* memory, std::string& error);
   std::uint32_t unmap_layer(std::uint32_t handle);
   std::uint32_t set_policy(std::uint32_t handle, const engram_layer_policy& policy);
@@ -71,6 +73,8 @@ class Engine {
   bool make_caches(const PlacementPlan& plan, std::string& error);
   void start_loader();
   std::uint64_t held_bytes() const;
+  bool check_replacement(const std::vector<std::unique_ptr<Layer>>& added, std::span<const std::uint32_t> replaced,
+                         std::string& error) const;
   std::vector<Layer*> served_layers() const;
 
   std::uint32_t run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms);

@@ -18,10 +18,12 @@ engram_engine* engram_engine_create(const engram_engine_options* options, char* 
   return made;
 }
 
-int engram_engine_add_layer(engram_engine* engine, const engram_layer_options* options, uint32_t* handle, char* error,
-                            uint64_t error_bytes) {
-  return guarded(error, error_bytes,
-                 [&](std::string& text) { return engine->engine->add_layer(*options, handle, text) ? 0 : -1; });
+int engram_engine_add_layers(engram_engine* engine, const engram_layer_options* options, uint64_t count,
+                             const uint32_t* replaced, uint64_t replaced_count, uint32_t* handles, char* error,
+                             uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&](std::string& text) {
+    return engine->engine->add_layers({options, count}, {replaced, replaced_count}, handles, text) ? 0 : -1;
+  });
 }
 
 int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes) {
@@ -53,11 +55,9 @@ int engram_engine_unmap_layer(engram_engine* engine, uint32_t handle) {
   return guarded(nullptr, 0, [&](std::string&) { return static_cast<int>(engine->engine->unmap_layer(handle)); });
 }
 
-int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const uint32_t* without, uint64_t count,
-                              char* error, uint64_t error_bytes) {
-  return guarded(error, error_bytes, [&](std::string& text) {
-    return engine->engine->check_place(dram_bytes, without, count, text) ? 0 : -1;
-  });
+int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes,
+                 [&](std::string& text) { return engine->engine->check_place(dram_bytes, text) ? 0 : -1; });
 }
 
 uint64_t engram_engine_hot_rows(engram_engine* engine, uint32_t handle, uint64_t* cursor, uint64_t* rows,

@@ -141,22 +141,29 @@ bool Engine::place_locked(std::uint64_t dram_bytes, std::string& error) {
   return placed;
 }
 
-bool Engine::check_place(std::uint64_t dram_bytes, const std::uint32_t* without, std::uint64_t count,
-                         std::string& error) {
+bool Engine::check_place(std::uint64_t dram_bytes, std::string& error) {
   const std::lock_guard lock(layers_mutex_);
-  std::vector<Layer*> layers = served_layers();
-  std::erase_if(layers, [&](const Layer* layer) {
-    return std::find(without, without + count, layer->handle) != without + count;
-  });
   PlacementPlan plan;
+  return plan_placement(served_layers(), dram_bytes, held_bytes(), plan, error);
+}
+
+// Whether `added` can take the place of the layers whose handles are `replaced`, under the budget in force.
+bool Engine::check_replacement(const std::vector<std::unique_ptr<Layer>>& added,
+                               std::span<const std::uint32_t> replaced, std::string& error) const {
+  std::vector<Layer*> layers;
   std::uint64_t held = held_bytes();
   std::vector<const Layer*> mapped;  // of those that go
-  for (const Layer* layer : served_layers()) {
-    const bool goes = std::find(layers.begin(), layers.end(), layer) == layers.end();
-    if (!goes || layer->maps == 0) continue;
-    held += layer->bytes();
-    mapped.push_back(layer);
+  for (Layer* layer : served_layers()) {
+    if (std::find(replaced.begin(), replaced.end(), layer->handle) == replaced.end()) {
+      layers.push_back(layer);
+    } else if (layer->maps != 0) {
+      held += layer->bytes();
+      mapped.push_back(layer);
+    }
   }
+  for (const auto& layer : added) layers.push_back(layer.get());
+  const std::uint64_t dram_bytes = dram_bytes_.load();
+  PlacementPlan plan;
   if (!plan_placement(layers, dram_bytes, held, plan, error)) return false;
   for (const Layer* old : mapped) {
     const auto replaces = [&](const Layer* layer) { return layer->layer == old->layer && layer->handle > old->handle; };

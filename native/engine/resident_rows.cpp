@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "common/crc32c.h"
 #include "common/machine_page.h"
@@ -66,6 +67,7 @@ ResidentRows::ResidentRows(const engram_page_format& format, std::uint32_t row_l
 }
 
 ResidentRows::Trailer ResidentRows::trailer() const {
+  static_assert(std::has_unique_object_representations_v<Trailer>, "it is compared as bytes, so it has no padding");
   Trailer made;
   made.row_layout = row_layout_;
   made.format = format_;

@@ -155,7 +155,7 @@ World* make_world() {
     int file = -1;
     const engram_layer_options table = write_table(layer, &file);
     std::uint32_t handle = 0;
-    check(engram_engine_add_layer(world->engine, &table, &handle, error, sizeof error) == 0, error);
+    check(engram_engine_add_layers(world->engine, &table, 1, nullptr, 0, &handle, error, sizeof error) == 0, error);
     close(file);
   }
   check(engram_engine_start(world->engine, error, sizeof error) == 0, error);

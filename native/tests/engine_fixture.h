@@ -118,7 +118,7 @@ class TestEngine {
       const int file = table->descriptor();
       const engram_layer_options layer = table->layer_options(&file);
       std::uint32_t handle = 0;
-      const int added = engram_engine_add_layer(engine_, &layer, &handle, error, sizeof error);
+      const int added = engram_engine_add_layers(engine_, &layer, 1, nullptr, 0, &handle, error, sizeof error);
       INFO(error);
       REQUIRE(added == 0);
       handles.push_back(handle);

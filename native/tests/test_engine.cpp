@@ -458,17 +458,22 @@ TEST_CASE("draining answers what runs and refuses what comes") {
   CHECK(client.fetch(engine.handles[0], {1}) == ENGRAM_STATUS_STOPPING);
 }
 
-TEST_CASE("a file of the wrong size is refused") {
+TEST_CASE("a file of the wrong size is refused, and the other layers with it") {
   const TableFile table(1000);
   const engram_engine_options options = small_options(0);
   char error[256] = "";
   engram_engine* engine = engram_engine_create(&options, error, sizeof error);
   REQUIRE(engine != nullptr);
   const int file = table.descriptor();
-  engram_layer_options layer = table.layer_options(&file);
-  layer.rows = 5000;
-  std::uint32_t handle = 0;
-  CHECK(engram_engine_add_layer(engine, &layer, &handle, error, sizeof error) != 0);
+  engram_layer_options layers[2] = {table.layer_options(&file), table.layer_options(&file)};
+  layers[1].rows = 5000;
+  std::uint32_t handles[2] = {};
+  CHECK(engram_engine_add_layers(engine, layers, 2, nullptr, 0, handles, error, sizeof error) != 0);
   CHECK(std::string(error).find("bytes") != std::string::npos);
+  // Neither has been added, and no handle is used up.
+  layers[1].rows = layers[0].rows;
+  REQUIRE(engram_engine_add_layers(engine, layers, 2, nullptr, 0, handles, error, sizeof error) == 0);
+  CHECK(handles[0] == 1);
+  CHECK(handles[1] == 2);
   engram_engine_destroy(engine);
 }

@@ -141,7 +141,8 @@ TEST_CASE("a layer is replaced under load: each batch is answered from one gener
     const int file = new_table.descriptor();
     const engram_layer_options options = new_table.layer_options(&file);
     std::uint32_t handle = 0;
-    REQUIRE(engram_engine_add_layer(engine.get(), &options, &handle, error, sizeof error) == 0);
+    REQUIRE(engram_engine_add_layers(engine.get(), &options, 1, engine.handles.data(), 1, &handle, error,
+                                     sizeof error) == 0);
     new_handle.store(handle);
     REQUIRE(engram_engine_retire_layer(engine.get(), engine.handles[0], 20'000) == 0);
     REQUIRE(engram_engine_place(engine.get(), budget, error, sizeof error) == 0);
@@ -178,7 +179,7 @@ struct ResidentEngine {
     REQUIRE(engine != nullptr);
     const int file = table.descriptor();
     const engram_layer_options layer = resident_layer(table, &file, row_layout, kept);
-    REQUIRE(engram_engine_add_layer(engine, &layer, &handle, error, sizeof error) == 0);
+    REQUIRE(engram_engine_add_layers(engine, &layer, 1, nullptr, 0, &handle, error, sizeof error) == 0);
     REQUIRE(engram_engine_start(engine, error, sizeof error) == 0);
     REQUIRE(eventually([&] { return counters().tier == ENGRAM_TIER_RESIDENT; }));
   }
@@ -299,31 +300,37 @@ TEST_CASE("kept memory whose bytes have changed is not served") {
   }
 }
 
-TEST_CASE("a layer that clients have mapped stays resident, and counts after it has been replaced") {
+TEST_CASE("a layer that clients have mapped stays resident, and counts when it is replaced") {
   const TableFile table(3000);
-  const std::uint64_t all = 3000 * 264;
-  const ResidentEngine engine(table, ENGRAM_LAYOUT_PACKED, nullptr, all + all / 2);
-  char error[256] = "";
-  engram_layer_policy cached{};
-  cached.tier = ENGRAM_POLICY_CACHED;
-  engram_resident_memory memory{};
-  const engram::UniqueFd file_of_map(engine.memory(&memory));
-  REQUIRE(engram_engine_set_policy(engine.engine, engine.handle, &cached) == 0);
-  CHECK(engram_engine_place(engine.engine, 4 * all, error, sizeof error) == -1);
-  CHECK(std::string(error).find("mapped by 1 client") != std::string::npos);
-  CHECK(engine.counters().tier == ENGRAM_TIER_RESIDENT);
-
   const TableFile next(3000);
-  const int file = next.descriptor();
-  const engram_layer_options options = resident_layer(next, &file, ENGRAM_LAYOUT_PACKED);
-  std::uint32_t handle = 0;
-  REQUIRE(engram_engine_add_layer(engine.engine, &options, &handle, error, sizeof error) == 0);
-  CHECK(engram_engine_check_place(engine.engine, all + all / 2, &engine.handle, 1, error, sizeof error) == -1);
-  CHECK(std::string(error).find("clients have mapped") != std::string::npos);
-  CHECK(engram_engine_check_place(engine.engine, 2 * all, &engine.handle, 1, error, sizeof error) == 0);
-  REQUIRE(engram_engine_unmap_layer(engine.engine, engine.handle) == 0);
-  CHECK(engram_engine_unmap_layer(engine.engine, engine.handle) == ENGRAM_STATUS_BAD_REQUEST);
-  CHECK(engram_engine_check_place(engine.engine, all, &engine.handle, 1, error, sizeof error) == 0);
+  const std::uint64_t all = 3000 * 264;
+  for (const bool both_fit : {false, true}) {
+    const ResidentEngine engine(table, ENGRAM_LAYOUT_PACKED, nullptr, both_fit ? 2 * all : all + all / 2);
+    char error[256] = "";
+    engram_layer_policy cached{};
+    cached.tier = ENGRAM_POLICY_CACHED;
+    engram_resident_memory memory{};
+    const engram::UniqueFd file_of_map(engine.memory(&memory));
+    REQUIRE(engram_engine_set_policy(engine.engine, engine.handle, &cached) == 0);
+    CHECK(engram_engine_place(engine.engine, 4 * all, error, sizeof error) == -1);
+    CHECK(std::string(error).find("mapped by 1 client") != std::string::npos);
+    CHECK(engine.counters().tier == ENGRAM_TIER_RESIDENT);
+
+    const int file = next.descriptor();
+    const engram_layer_options options = resident_layer(next, &file, ENGRAM_LAYOUT_PACKED);
+    std::uint32_t handle = 0;
+    const auto replace = [&] {
+      return engram_engine_add_layers(engine.engine, &options, 1, &engine.handle, 1, &handle, error, sizeof error);
+    };
+    if (!both_fit) {
+      CHECK(replace() == -1);
+      CHECK(std::string(error).find("clients have mapped") != std::string::npos);
+      REQUIRE(engram_engine_unmap_layer(engine.engine, engine.handle) == 0);
+      CHECK(engram_engine_unmap_layer(engine.engine, engine.handle) == ENGRAM_STATUS_BAD_REQUEST);
+    }
+    REQUIRE(replace() == 0);
+    CHECK(handle == engine.handle + 1);  // a refusal uses no handle up
+  }
 }
 
 TEST_CASE("a layer that is mapped has its place, however placements and maps meet") {

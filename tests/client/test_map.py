@@ -204,6 +204,9 @@ def test_a_reload_is_refused_unless_both_generations_fit(
         assert np.array_equal(mapped.rows[:100], before)
         with map_when_resident(client.table(layer=1)) as following:
             assert following.generation == 2
+            ring: Any = client
+            (served,) = (info for info in ring.session.layers.values() if info.layer == 1)
+            assert served.handle == 3, "the refused reload has used handles up"
             assert not np.array_equal(following.rows[:100], before)
         mapped.close()
         # Nothing is mapped any more.

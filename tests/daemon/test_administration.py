@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import engram_client
+import msgpack
 import numpy as np
 import pytest
 
 DEADLINE_S = 60.0
+LAYERS = (1, 14)
 
 
 class Load:
@@ -111,13 +114,20 @@ def test_budget_refuses_what_is_no_size(start_daemon: Any, engramd: Any) -> None
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("dram", ["1MiB", "256MiB"])
-def test_reload_switches_generations_under_load(
-    start_daemon: Any, engramd: Any, checkpoint: Path, tmp_path: Path, dram: str
-) -> None:
+@pytest.fixture
+def two_generations(engramd: Any, checkpoint: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """(a table of seed 7, a checkpoint of the same geometry and other rows to be packed over it)."""
     table, other = tmp_path / "demo", tmp_path / "other"
     assert engramd("pack", checkpoint, table).returncode == 0
     assert engramd("synth", other, "--vocab-size", "2000", "--seed", "8").returncode == 0
+    return table, other
+
+
+@pytest.mark.parametrize("dram", ["1MiB", "256MiB"])
+def test_reload_switches_generations_under_load(
+    start_daemon: Any, engramd: Any, two_generations: tuple[Path, Path], dram: str
+) -> None:
+    table, other = two_generations
     daemon = start_daemon(table, dram=dram)
     old_rows = all_rows(daemon.socket)
     with engram_client.connect(daemon.socket) as client:
@@ -145,6 +155,82 @@ def test_reload_switches_generations_under_load(
     done = engramd("reload", str(table), "--socket", daemon.socket)
     assert done.returncode == 0
     assert "serves already" in done.stdout
+
+
+def test_a_reload_never_exceeds_the_budget(
+    start_daemon: Any, engramd: Any, two_generations: tuple[Path, Path], stats: Any
+) -> None:
+    """By the kernel's own peak: a generation is resident under the budget, two would not be."""
+    table, other = two_generations
+    budget = 30 << 20
+    daemon = start_daemon(table, dram=str(budget))
+    for layer in LAYERS:
+        daemon.wait_for_log(f"table demo layer {layer} is resident")
+    used = stats(daemon)["dram"]["used_bytes"]
+    assert used < budget < 2 * used, "else this test shows nothing"
+    assert engramd("pack", other, table).returncode == 0
+    Path(f"/proc/{daemon.pid}/clear_refs").write_text("5")  # the peak begins anew
+    before = memory_peak(daemon.pid)
+    done = engramd("reload", "demo", "--socket", daemon.socket)
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + DEADLINE_S
+    while daemon.log.count("is resident") < 2 * len(LAYERS):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    if "ENGRAM_SANITIZE" not in os.environ:
+        assert memory_peak(daemon.pid) - before < budget - used + (6 << 20)
+
+
+def memory_peak(pid: int) -> int:
+    """The most resident bytes of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+def test_a_reload_begins_with_the_heat_of_the_old_generation(
+    start_daemon: Any, engramd: Any, two_generations: tuple[Path, Path]
+) -> None:
+    table, other = two_generations
+    daemon = start_daemon(table, dram="1MiB", scrub="0")
+    hot = np.random.default_rng(3).permutation(20_000)[:1000]
+    with engram_client.connect(daemon.socket) as client:
+        old_rows = client.table(layer=1).fetch(hot)
+        for _ in range(3):
+            client.table(layer=1).fetch(hot)
+        assert engramd("pack", other, table).returncode == 0
+        done = engramd("reload", "demo", "--socket", daemon.socket)
+        assert done.returncode == 0, done.stderr
+
+        def layer() -> dict[str, Any]:
+            return dict(client.stats()["tables"][0]["layers"][0])
+
+        # Nothing has been asked for since, so what is read is what was hot.
+        deadline = time.monotonic() + DEADLINE_S
+        read = -1
+        while layer()["background_reads"] == 0 or read != layer()["background_reads"]:
+            assert time.monotonic() < deadline, "nothing is read back"
+            read = layer()["background_reads"]
+            time.sleep(0.2)
+        rows = client.table(layer=1).fetch(hot)
+        assert layer()["dram_hits"] > 900
+        assert not (rows == old_rows).all(axis=1).any(), "a row of the old generation"
+
+
+def test_reloads_at_once_take_turns(
+    start_daemon: Any, engramd: Any, two_generations: tuple[Path, Path], control: Any
+) -> None:
+    """One of them switches, the others find the new generation in service; nothing is served twice."""
+    table, other = two_generations
+    daemon = start_daemon(table, dram="1MiB")
+    assert engramd("pack", other, table).returncode == 0
+    client = control(daemon.socket)
+    for number in range(4):
+        client.socket.send(msgpack.packb({"v": 1, "id": number, "verb": "reload", "table": "demo"}))
+    replies = [client.receive()[0] for _ in range(4)]
+    assert [reply["previous_generation"] for reply in replies] == [1, 2, 2, 2]
+    assert all(reply["generation"] == 2 for reply in replies)
+    served = client.request("tables")[0]["tables"]
+    assert [(one["name"], one["layer"], one["generation"]) for one in served] == [("demo", n, 2) for n in LAYERS]
+    assert len(open_files(daemon.pid)) == len(LAYERS)
 
 
 def open_files(pid: int) -> list[str]:

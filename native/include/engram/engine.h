@@ -1,9 +1,9 @@
 /* The engine behind the daemon: layers of packed tables in DRAM and on NVMe, worker threads, ring sessions, counters.
  *
- * Threads: every function may be called from any thread, except that create, add_layer, start and destroy of one engine
- * must not overlap one another; after start, adding, retiring and placing are safe. Functions that wait say so; cffi
- * releases the GIL around all of them. Errors: a function that returns int gives 0, or an ENGRAM_STATUS_* / -1 with a
- * sentence in `error` (zero-terminated).
+ * Threads: every function may be called from any thread, except that create, add_layers, start and destroy of one
+ * engine must not overlap one another; after start, adding, retiring and placing are safe. Functions that wait say so;
+ * cffi releases the GIL around all of them. Errors: a function that returns int gives 0, or an ENGRAM_STATUS_* / -1
+ * with a sentence in `error` (zero-terminated).
  */
 #pragma once
 #include <stdint.h>
@@ -176,10 +176,13 @@ typedef struct engram_event {
 /* Checks the options and takes the address space; no thread runs yet. NULL on error. */
 engram_engine* engram_engine_create(const engram_engine_options* options, char* error, uint64_t error_bytes);
 
-/* Adds a layer. Checks each file's size and alignment needs (statx). *handle: as in protocol.md. A layer added after
- * start is served from its files until engram_engine_place has given it its share of DRAM. */
-int engram_engine_add_layer(engram_engine* engine, const engram_layer_options* options, uint32_t* handle, char* error,
-                            uint64_t error_bytes);
+/* Adds layers, all of them or none: checks each file's size and alignment needs (statx), and after start whether the
+ * served layers but those that these are to replace could be placed with them under the budget in force. handles: one
+ * for each layer, as in protocol.md; a refusal uses none up. Layers added after start are served from their files until
+ * engram_engine_place has given them their share of DRAM. */
+int engram_engine_add_layers(engram_engine* engine, const engram_layer_options* options, uint64_t count,
+                             const uint32_t* replaced, uint64_t replaced_count, uint32_t* handles, char* error,
+                             uint64_t error_bytes);
 
 /* Starts the workers. From here on sessions can be opened. Rows are placed in DRAM as by engram_engine_place. */
 int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes);
@@ -189,9 +192,8 @@ int engram_engine_start(engram_engine* engine, char* error, uint64_t error_bytes
 int engram_engine_retire_layer(engram_engine* engine, uint32_t handle, uint32_t timeout_ms);
 /* Changes what engram_engine_place is to do with a layer from its next call on. */
 int engram_engine_set_policy(engram_engine* engine, uint32_t handle, const engram_layer_policy* policy);
-/* Whether the layers that are served, leaving out `without`, could be placed under this budget; changes nothing. */
-int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, const uint32_t* without, uint64_t count,
-                              char* error, uint64_t error_bytes);
+/* Whether the layers that are served could be placed under this budget; changes nothing. */
+int engram_engine_check_place(engram_engine* engine, uint64_t dram_bytes, char* error, uint64_t error_bytes);
 /* Places the layers that are served in DRAM anew, by their policies: for a new budget, new policies, or after layers
  * have changed. Resident layers are loaded in the background. Refused, with nothing changed, where resident layers and
  * shares exceed the budget. Memory that is given up is freed before new memory is taken, so the budget is not exceeded;
