@@ -222,13 +222,28 @@ def start_daemon(socket_folder: str, tmp_path: Path, table: Path) -> Iterator[Ca
         assert not any(report in daemon.log for report in REPORTS), daemon.log
 
 
+@pytest.fixture
+def reserve_port() -> Iterator[Callable[[], int]]:
+    """`reserve_port()` is a port of the loopback interface for a daemon. It stays bound until the end, so that nobody
+    else is given it; a daemon, which allows for reuse as this does, can listen there all the same."""
+    bound: list[socket.socket] = []
+
+    def reserve() -> int:
+        bound.append(socket.socket())
+        bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound[-1].bind(("127.0.0.1", 0))
+        return int(bound[-1].getsockname()[1])
+
+    yield reserve
+    for one in bound:
+        one.close()
+
+
 class Tcp:
     """An address for a daemon's TCP endpoint, its keys, and those of one client that it lets in."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+    def __init__(self, folder: Path, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
         self.clients = folder / "clients"
         self.clients.mkdir(parents=True)
         self.daemon_keys, self.client_keys = folder / "daemon", self.clients / "client"
@@ -250,9 +265,9 @@ class Tcp:
 
 
 @pytest.fixture
-def tcp(tmp_path: Path) -> Tcp:
+def tcp(tmp_path: Path, reserve_port: Callable[[], int]) -> Tcp:
     """See Tcp."""
-    return Tcp(tmp_path / "tcp")
+    return Tcp(tmp_path / "tcp", reserve_port())
 
 
 def _datagram_listener(path: str) -> socket.socket:

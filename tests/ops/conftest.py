@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,6 @@ from typing import Any
 import engram_client
 import numpy as np
 import pytest
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Load:

@@ -12,7 +12,6 @@ from typing import Any
 import engram_client
 import numpy as np
 
-from .conftest import free_port
 from .scraping import scrape, total
 
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
@@ -89,9 +88,9 @@ class Worker:
         )
 
 
-def test_all_counters_add_up(start_daemon: Any) -> None:
+def test_all_counters_add_up(start_daemon: Any, reserve_port: Any) -> None:
     print(f"SEED={SEED} N={STEPS}")
-    port = free_port()
+    port = reserve_port()
     daemon = start_daemon(dram="256KiB", metrics=f"127.0.0.1:{port}")
     workers = [Worker(way + daemon.socket, SEED * 100 + number) for number, way in enumerate(WAYS)]
     for worker in workers:

@@ -21,8 +21,6 @@ import yaml
 
 from engramd.metrics.exposition import METRICS
 
-from .conftest import free_port
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "engramd.service"
@@ -92,10 +90,17 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 
 def test_the_daemon_under_the_units_confinement(
-    sandbox: list[str], start_daemon: Any, load: Any, engramd: Callable[..., Any], tmp_path: Path, table: Path, tcp: Any
+    sandbox: list[str],
+    start_daemon: Any,
+    load: Any,
+    engramd: Callable[..., Any],
+    tmp_path: Path,
+    table: Path,
+    tcp: Any,
+    reserve_port: Any,
 ) -> None:
     """Everything it does: sessions, reads past the cache, a TCP endpoint, metrics, a new budget, heat, the end."""
-    metrics = free_port()
+    metrics = reserve_port()
     state = tmp_path / "state"
     config = tmp_path / "engramd.toml"
     config.write_text(f'dram = "1MiB"\n[[table]]\nname = "demo"\npath = "{table}"\n')
