@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import signal
@@ -29,9 +30,11 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
-    """In the child: SIGTERM where the measuring process is killed."""
+def _end_with_parent(parent: int) -> None:
+    """In the child: SIGTERM where the measuring process is killed, also when that has happened already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class Daemon:
@@ -49,7 +52,10 @@ class Daemon:
             manager.bind(notify)
             manager.settimeout(0.005)
             self.process = subprocess.Popen(
-                command, env={**os.environ, "NOTIFY_SOCKET": notify}, stderr=stderr, preexec_fn=_end_with_parent
+                command,
+                env={**os.environ, "NOTIFY_SOCKET": notify},
+                stderr=stderr,
+                preexec_fn=functools.partial(_end_with_parent, os.getpid()),
             )
             try:
                 self._wait_until_ready(manager, log)
