@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <memory>
 
+#include "common/masked_thread.h"
 #include "io/fault_reader.h"
 #include "io/page_reader.h"
 
@@ -46,12 +46,7 @@ bool rows_ok(const Layer& layer, std::uint64_t page, const std::uint8_t* bytes) 
 
 void ResidentLoader::start() {
   if (work_.empty()) return;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = masked_thread([this] { run(); });
 }
 
 void ResidentLoader::stop() {

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <csignal>
 #include <map>
 #include <new>
 
 #include "cache/row_sample.h"
 #include "cache/sample_filter.h"
+#include "common/masked_thread.h"
 #include "engine/layer.h"
 #include "ring/futex.h"
 
@@ -231,12 +231,7 @@ void RowSampler::start_thread() {
     if (sources_[worker].samples == nullptr) sources_[worker].samples.reset(new Sample[kSourceSamples]);
   }
   if (thread_.joinable()) return;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the main thread's
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = masked_thread([this] { run(); });
 }
 
 void RowSampler::stop() {

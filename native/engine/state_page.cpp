@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "common/masked_thread.h"
 #include "engine/ring_session.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -76,14 +77,8 @@ std::unique_ptr<StatePage> StatePage::create(std::string& error) {
   page->pid = getpid();
   page->phase = ENGRAM_PHASE_SERVING;
 
-  // The keeper must not run signal handlers, Python's among them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   StatePage* raw = state.get();
-  raw->keeper_ = std::thread([raw] { raw->keep(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  raw->keeper_ = masked_thread([raw] { raw->keep(); });
   std::unique_lock lock(raw->mutex_);
   raw->changed_.wait(lock, [raw] { return raw->held_; });
   crashing_state.store(page, std::memory_order_relaxed);

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "common/masked_thread.h"
 #include "io/fault_reader.h"
 #include "ring/futex.h"
 
@@ -30,14 +31,8 @@ Worker::~Worker() {
 }
 
 bool Worker::start(std::string& error) {
-  // Signals are the event loop's business.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   std::atomic<int> started{0};
-  thread_ = std::thread([this, &error, &started] { run(&error, &started); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = masked_thread([this, &error, &started] { run(&error, &started); });
   started.wait(0);
   if (started.load() > 0) return true;
   thread_.join();

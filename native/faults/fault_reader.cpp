@@ -1,4 +1,4 @@
-// A reader that injects faults between the worker and the real reader, and where the faults come from.
+// A reader that injects faults between the worker and the real reader; fault_plan.h says which.
 //
 // Reads that are to fail never reach the drive; reads that are to deliver something wrong do, from the wrong place, or
 // with their bytes changed afterwards. Retries go the way that they go in an ordinary build: through
@@ -10,182 +10,24 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <sstream>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "common/splitmix64.h"
+#include "faults/fault_plan.h"
 #include "ring/futex.h"
 
 namespace engram {
 namespace {
 
-enum Kind : std::size_t { kShort, kEintr, kEagain, kEio, kFlip, kTorn, kMisdirected, kLayer, kStale, kSlow, kKinds };
-constexpr std::array<const char*, kKinds> kNames = {"short", "eintr",       "eagain", "eio",   "flip",
-                                                    "torn",  "misdirected", "layer",  "stale", "slow"};
-constexpr std::int64_t kLookAgainNs = 20'000'000;  // at an @FILE
-constexpr std::uint32_t kBlock = 512;              // what O_DIRECT cuts reads at
+constexpr std::uint32_t kBlock = 512;  // what O_DIRECT cuts reads at
 constexpr useconds_t kHoldUs = 200;
 
-struct Plan {
-  std::array<double, kKinds> rates{};
-  std::uint64_t seed = 1;
-  std::uint64_t eio_at = 0;
-  std::uint64_t slow_ms = 20;
-  double lasting = 0;
-  std::string stale_file;
-};
-
-// Kinds that deliver a wrong page, as opposed to none or a late one.
-bool is_wrong(Kind kind) {
-  return kind == kFlip || kind == kTorn || kind == kMisdirected || kind == kLayer || kind == kStale;
-}
-
-template <typename Number>
-bool parse_number(std::string_view text, Number& number) {
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return failure == std::errc{} && end == text.data() + text.size();
-}
-
-bool parse(const std::string& text, Plan& plan, std::string& error) {
-  std::stringstream list(text);
-  std::string entry;
-  while (std::getline(list, entry, ',')) {
-    while (!entry.empty() && std::isspace(static_cast<unsigned char>(entry.back())) != 0) entry.pop_back();
-    if (entry.empty()) continue;
-    const std::size_t equals = entry.find('=');
-    const std::string key = entry.substr(0, equals);
-    const std::string value = equals == std::string::npos ? "" : entry.substr(equals + 1);
-    bool good = false;
-    if (key == "seed") {
-      good = parse_number(value, plan.seed);
-    } else if (key == "eio_at") {
-      good = parse_number(value, plan.eio_at);
-    } else if (key == "slow_ms") {
-      good = parse_number(value, plan.slow_ms);
-    } else if (key == "lasting") {
-      good = parse_number(value, plan.lasting) && plan.lasting >= 0 && plan.lasting <= 1;
-    } else if (key == "stale_file") {
-      plan.stale_file = value;
-      good = !value.empty();
-    } else {
-      const auto name = std::find(kNames.begin(), kNames.end(), key);
-      if (name == kNames.end()) {
-        error = "ENGRAMD_FAULTS: no fault is called '" + key + "'";
-        return false;
-      }
-      double& rate = plan.rates[static_cast<std::size_t>(name - kNames.begin())];
-      good = parse_number(value, rate) && rate >= 0 && rate <= 1;
-    }
-    if (!good) {
-      error = "ENGRAMD_FAULTS: '" + value + "' is no value for " + key;
-      return false;
-    }
-  }
-  return true;
-}
-
-// splitmix64: the same choices on every machine.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-  }
-  std::uint64_t below(std::uint64_t limit) { return next() % limit; }
-  double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
-
- private:
-  std::uint64_t state_;
-};
-
-// The plan of the whole process, and what it has done.
-class Faults {
- public:
-  bool prepare(std::string& error) {
-    const char* given = std::getenv("ENGRAMD_FAULTS");
-    std::string text = given != nullptr ? given : "";
-    if (!text.empty() && text[0] == '@') {
-      path_ = text.substr(1);
-      std::ifstream file(path_);
-      if (!file) {
-        error = "ENGRAMD_FAULTS: " + path_ + " cannot be read";
-        return false;
-      }
-      std::getline(file, text, '\0');
-      remember_file();
-    }
-    const std::lock_guard lock(mutex_);
-    return parse(text, plan_, error);
-  }
-
-  // The plan as it is now. Any thread.
-  Plan plan() {
-    const std::lock_guard lock(mutex_);
-    if (!path_.empty() && monotonic_ns() >= look_at_ns_) {
-      look_at_ns_ = monotonic_ns() + kLookAgainNs;
-      if (remember_file()) {
-        std::ifstream file(path_);
-        std::string text;
-        std::getline(file, text, '\0');
-        Plan next;
-        std::string error;
-        if (parse(text, next, error)) plan_ = next;
-      }
-    }
-    return plan_;
-  }
-
-  void count(Kind kind) { counts_[kind].fetch_add(1, std::memory_order_relaxed); }
-  std::uint64_t next_read() { return reads_.fetch_add(1, std::memory_order_relaxed) + 1; }
-  std::uint64_t next_stream() { return streams_.fetch_add(1, std::memory_order_relaxed); }
-
-  std::string report() const {
-    std::string text;
-    for (std::size_t kind = 0; kind < kKinds; ++kind) {
-      text += (kind == 0 ? "" : " ") + std::string(kNames[kind]) + "=" + std::to_string(counts_[kind].load());
-    }
-    return text;
-  }
-
- private:
-  // Whether the file is another one than at the last look.
-  bool remember_file() {
-    struct stat status {};
-    if (stat(path_.c_str(), &status) != 0) return false;
-    const std::int64_t mark = status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec;
-    return std::exchange(mark_, mark) != mark;
-  }
-
-  std::mutex mutex_;
-  Plan plan_;                    // under mutex_
-  std::string path_;             // set once
-  std::int64_t mark_ = 0;        // under mutex_
-  std::int64_t look_at_ns_ = 0;  // under mutex_
-  std::array<std::atomic<std::uint64_t>, kKinds> counts_{};
-  std::atomic<std::uint64_t> reads_{0};
-  std::atomic<std::uint64_t> streams_{0};
-};
-
-Faults& faults() {
-  static Faults all;
-  return all;
-}
-
-void flip_bits(std::uint8_t* bytes, std::size_t count, Random& random) {
+void flip_bits(std::uint8_t* bytes, std::size_t count, Splitmix64& random) {
   for (std::size_t begin = 0; begin < count; begin += 64) {
     const std::size_t place = begin + random.below(std::min<std::size_t>(64, count - begin));
     bytes[place] ^= static_cast<std::uint8_t>(1u << random.below(8));
@@ -202,11 +44,11 @@ class FaultReader final : public PageReader {
   }
 
   void submit(PageRead* read) override {
-    const Plan plan = faults().plan();
+    const FaultPlan plan = faults().plan();
     if (std::find(files_.begin(), files_.end(), read->file) == files_.end()) files_.push_back(read->file);
     Flight flight{read->file, read->offset, read->bytes, kKinds, 0};
     const std::uint64_t number = faults().next_read();
-    Kind kind = choose(plan);
+    FaultKind kind = choose(plan);
     if (number == plan.eio_at) kind = kEio;
     const auto decided = after_wrong_.find({read->file, read->offset});
     if (decided != after_wrong_.end()) {
@@ -261,7 +103,7 @@ class FaultReader final : public PageReader {
     std::vector<PageRead*> refused;
     refused.swap(refused_);
     for (PageRead* read : refused) {
-      const Kind kind = flights_[read].kind;
+      const FaultKind kind = flights_[read].kind;
       const int number = kind == kEintr ? EINTR : kind == kEagain ? EAGAIN : EIO;
       if (!finish_or_continue(*read, -number)) {
         flights_.erase(read);
@@ -311,7 +153,7 @@ class FaultReader final : public PageReader {
     int file;
     std::uint64_t offset;
     std::uint32_t bytes;
-    Kind kind;
+    FaultKind kind;
     std::int64_t release_ns;
   };
   struct Held {
@@ -319,11 +161,11 @@ class FaultReader final : public PageReader {
     std::int64_t at_ns;
   };
 
-  Kind choose(const Plan& plan) {
+  FaultKind choose(const FaultPlan& plan) {
     double rest = random_.unit();
     for (std::size_t kind = 0; kind < kKinds; ++kind) {
       rest -= plan.rates[kind];
-      if (rest < 0) return static_cast<Kind>(kind);
+      if (rest < 0) return static_cast<FaultKind>(kind);
     }
     return kKinds;
   }
@@ -380,10 +222,10 @@ class FaultReader final : public PageReader {
 
   std::unique_ptr<PageReader> inner_;
   const PageBuffers& buffers_;
-  Random random_;
+  Splitmix64 random_;
   std::unordered_map<PageRead*, Flight> flights_;
-  std::map<std::pair<int, std::uint64_t>, Kind> after_wrong_;  // by file and offset: what the next read is to be
-  std::vector<PageRead*> refused_;                             // never sent
+  std::map<std::pair<int, std::uint64_t>, FaultKind> after_wrong_;  // by file and offset: what the next read is to be
+  std::vector<PageRead*> refused_;                                  // never sent
   std::vector<Held> held_;
   std::vector<int> files_;
   int stale_ = -1;
@@ -401,11 +243,11 @@ std::unique_ptr<PageReader> with_faults(std::unique_ptr<PageReader> reader, cons
 
 ssize_t faulty_pread(int file, void* buffer, std::size_t bytes, off_t offset) {
   static std::mutex mutex;
-  static Random random(faults().plan().seed);
-  const Plan plan = faults().plan();
+  static Splitmix64 random(faults().plan().seed);
+  const FaultPlan plan = faults().plan();
   const std::lock_guard lock(mutex);
   const std::uint64_t number = faults().next_read();
-  const auto hit = [&](Kind kind) {
+  const auto hit = [&](FaultKind kind) {
     if (random.unit() >= plan.rates[kind]) return false;
     faults().count(kind);
     return true;

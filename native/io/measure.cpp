@@ -10,22 +10,17 @@
 #include <new>
 #include <vector>
 
+#include "common/splitmix64.h"
+
 namespace {
+
+using engram::Splitmix64;
 
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::size_t kLatencies = 65'536;  // of the latest reads
 
-// splitmix64: places need only be spread.
-std::uint64_t next_random(std::uint64_t& state) {
-  state += 0x9E3779B97F4A7C15u;
-  std::uint64_t value = state;
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-  return value ^ (value >> 31);
-}
-
 int run(io_uring& ring, std::uint8_t* buffers, int file, std::uint64_t pages, std::uint32_t depth,
-        std::chrono::milliseconds duration, std::uint64_t seed, engram_read_rate* rate) {
+        std::chrono::milliseconds duration, Splitmix64 places, engram_read_rate* rate) {
   using Clock = std::chrono::steady_clock;
   std::vector<Clock::time_point> started(depth);
   std::vector<float> latencies_us(kLatencies);
@@ -33,7 +28,7 @@ int run(io_uring& ring, std::uint8_t* buffers, int file, std::uint64_t pages, st
   const auto submit = [&](std::uint64_t buffer) {
     started[buffer] = now;
     io_uring_sqe* sqe = io_uring_get_sqe(&ring);
-    io_uring_prep_read(sqe, file, buffers + buffer * kPageBytes, kPageBytes, next_random(seed) % pages * kPageBytes);
+    io_uring_prep_read(sqe, file, buffers + buffer * kPageBytes, kPageBytes, places.below(pages) * kPageBytes);
     io_uring_sqe_set_data64(sqe, buffer);
   };
   for (std::uint32_t buffer = 0; buffer < depth; ++buffer) submit(buffer);
@@ -92,7 +87,7 @@ extern "C" int engram_measure_reads(int file, uint64_t file_bytes, uint32_t dept
   if (buffers != MAP_FAILED) {
     try {
       status = run(ring, static_cast<std::uint8_t*>(buffers), file, pages, depth,
-                   std::chrono::milliseconds(duration_ms), seed, rate);
+                   std::chrono::milliseconds(duration_ms), Splitmix64(seed), rate);
     } catch (const std::bad_alloc&) {
       // Nothing is in flight yet: the memory is taken before the first read.
     }

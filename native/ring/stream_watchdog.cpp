@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 
+#include "common/masked_thread.h"
 #include "ring/futex.h"
 #include "ring/session.h"
 
@@ -26,13 +27,7 @@ std::atomic_ref<Word> atomic(Word& word) {
 }  // namespace
 
 StreamWatchdog::StreamWatchdog(Session& session) : session_(session) {
-  // The thread never runs the program's signal handlers.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = masked_thread([this] { run(); });
 }
 
 StreamWatchdog::~StreamWatchdog() {

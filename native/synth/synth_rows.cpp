@@ -3,19 +3,13 @@
 #include <cstddef>
 #include <cstring>
 
+#include "common/splitmix64.h"
 #include "engram/pages.h"
 
 namespace engram {
 namespace {
 
-constexpr uint64_t kGamma = 0x9E3779B97F4A7C15;  // splitmix64's increment, 2^64 / golden ratio
 constexpr uint64_t kLow = 0x0101010101010101;
-
-constexpr uint64_t mix(uint64_t z) {  // splitmix64's output function
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
 
 // Clears bit 0x40 of every byte 0x7F or 0xFF, the two NaNs of FP8 E4M3. Adding 1 to the low seven bits reaches bit 7
 // only from 0x7F, and never carries into the next byte.
@@ -33,7 +27,7 @@ constexpr auto kScales = make_scales();
 
 // One 8-byte word of a row whose scale part begins at byte value_bytes.
 uint64_t row_word(uint64_t base, uint32_t index, uint32_t value_bytes) {
-  const uint64_t word = mix(base + (uint64_t{index} + 1) * kGamma);
+  const uint64_t word = splitmix64(base + (uint64_t{index} + 1) * kSplitmixGamma);
   const uint32_t begin = index * 8;
   if (begin + 8 <= value_bytes) return without_nans(word);
   uint8_t raw[8], values[8];
@@ -56,7 +50,7 @@ extern "C" int engram_synth_rows(uint64_t seed, uint32_t layer, uint64_t first_r
   if (first_row + row_count < first_row) return -1;
   if (row_count == 0 || begin == end) return 0;
   if (out == nullptr) return -1;
-  const uint64_t layer_base = mix(mix(seed + kGamma) + layer + kGamma);
+  const uint64_t layer_base = splitmix64(splitmix64(seed + kSplitmixGamma) + layer + kSplitmixGamma);
   const uint32_t first_whole = (begin + 7) / 8, end_whole = end / 8;
   uint8_t* at = static_cast<uint8_t*>(out);
   const auto partial = [&](uint64_t base, uint32_t from, uint32_t to) {  // bytes inside one word
@@ -65,7 +59,7 @@ extern "C" int engram_synth_rows(uint64_t seed, uint32_t layer, uint64_t first_r
     at += to - from;
   };
   for (uint64_t row = first_row; row < first_row + row_count; row++) {
-    const uint64_t base = mix(layer_base + row + kGamma);
+    const uint64_t base = splitmix64(layer_base + row + kSplitmixGamma);
     if (first_whole > end_whole) {  // begins and ends inside one word
       partial(base, begin, end);
       continue;
@@ -73,7 +67,7 @@ extern "C" int engram_synth_rows(uint64_t seed, uint32_t layer, uint64_t first_r
     if (begin % 8 != 0) partial(base, begin, first_whole * 8);
     uint32_t index = first_whole;
     for (; index < end_whole && index * 8 + 8 <= value_bytes; index++, at += 8) {
-      const uint64_t word = without_nans(mix(base + (uint64_t{index} + 1) * kGamma));
+      const uint64_t word = without_nans(splitmix64(base + (uint64_t{index} + 1) * kSplitmixGamma));
       std::memcpy(at, &word, 8);
     }
     for (; index < end_whole; index++, at += 8) {
