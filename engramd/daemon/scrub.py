@@ -19,7 +19,7 @@ from typing import Any
 from engramd.daemon.engine import Engine, ServedLayer
 from engramd.errors import EngramdError
 from engramd.private_file import replacing
-from engramd.table.codec import PageFormat
+from engramd.table.codec import PageFormat, format_of
 from engramd.table.files import Files, aligned_buffer
 from engramd.table.verify import sparse_pages
 
@@ -177,11 +177,9 @@ class Scrubber:
         key, manifest = key_of(layer), layer.table.manifest
         with self._lock:
             state = self._states.setdefault(key, LayerScrub())
-        described = next(one for one in manifest.layers if one.layer == layer.layer)
+        described = manifest.layer(layer.layer)
         striping = manifest.striping(described)
-        page_format = PageFormat(
-            manifest.table_id, manifest.generation, layer.layer, layer.rows, manifest.row_bytes, manifest.value_bytes
-        )
+        page_format = format_of(manifest, described)
         pages = _pages(layer)
         run_pages = max(1, RUN_BYTES // manifest.page_bytes)
         buffer = aligned_buffer(run_pages * manifest.page_bytes)
@@ -354,7 +352,7 @@ def _name(layer: ServedLayer) -> str:
 def _pages(layer: ServedLayer) -> range | list[int]:
     """The pages that exist, in order."""
     manifest = layer.table.manifest
-    described = next(one for one in manifest.layers if one.layer == layer.layer)
+    described = manifest.layer(layer.layer)
     if manifest.sparse is None:
         return range(described.pages)
     return sparse_pages(described, manifest.rows_per_page)

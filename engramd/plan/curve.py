@@ -16,7 +16,6 @@ from engramd.errors import EngramdError
 from engramd.plan.stream import Stream
 
 MIN_SIMULATED_ROWS = 256  # below, a cache's few reserved slots would tell in the result
-MAX_SIZES = 64
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
+from engramd.table.manifest import Layer, Manifest
 
 Buffer = bytes | bytearray | memoryview
 MAX_FAULTS = 4096  # of one call, kept for reports; the count is exact whatever the number
@@ -109,6 +110,13 @@ class PageFormat:
             Fault(fault.page, None if fault.row == _NO_ROW else fault.row, Reason(fault.reason))
             for fault in faults[0 : min(bad, len(faults))]
         ]
+
+
+def format_of(manifest: Manifest, layer: Layer) -> PageFormat:
+    """The format of a packed layer's pages."""
+    return PageFormat(
+        manifest.table_id, manifest.generation, layer.layer, layer.rows, manifest.row_bytes, manifest.value_bytes
+    )
 
 
 def _check_size(name: str, buffer: Buffer, needed: int) -> None:

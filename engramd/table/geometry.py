@@ -123,3 +123,9 @@ class Striping:
             yield Extent(file_index, offset, first_page, run)
             first_page += run
             pages -= run
+
+    def pieces(self, first_page: int, pages: int, buffer: memoryview) -> Iterator[tuple[Extent, memoryview]]:
+        """The extents of `extents`, each with its part of a buffer of these pages."""
+        for extent in self.extents(first_page, pages):
+            begin = (extent.first_page - first_page) * self.page_bytes
+            yield extent, buffer[begin : begin + extent.pages * self.page_bytes]

@@ -11,11 +11,12 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from engramd import strict_json
 from engramd.errors import EngramdError
 from engramd.table import geometry as geo
+from engramd.table.field_checks import FieldChecks, short
 
 NAME = "manifest.json"
 FORMAT = "engramd table"
@@ -219,45 +220,12 @@ def serialize(manifest: Manifest) -> bytes:
     return data
 
 
-class _Checker:
+class _Checker(FieldChecks):
     """Checks one manifest. Each method returns a checked value or raises an EngramdError that names the field."""
 
     def __init__(self, path: str, directory: str) -> None:
-        self.path = path
+        super().__init__(path, "pack the table again, or copy it anew")
         self.directory = directory
-
-    def refuse(self, why: str) -> NoReturn:
-        raise EngramdError(f"{self.path}: {why}; pack the table again, or copy it anew")
-
-    def field(self, table: Any, key: str, where: str = "") -> Any:
-        name = f"{where}{key}"
-        if not isinstance(table, dict):
-            self.refuse(f"{where.rstrip('.') or 'the manifest'} is not an object")
-        if key not in table:
-            self.refuse(f"{name} is missing")
-        return table[key]
-
-    def integer(self, table: Any, key: str, low: int, high: int, where: str = "") -> int:
-        value = self.field(table, key, where)
-        if type(value) is not int or not low <= value <= high:
-            self.refuse(f"{where}{key} is {_short(value)}, not an integer from {low} to {high}")
-        return int(value)
-
-    def text(self, table: Any, key: str, pattern: re.Pattern[str] | None, where: str = "", limit: int = 4096) -> str:
-        value = self.field(table, key, where)
-        if not isinstance(value, str) or len(value) > limit or (pattern and not pattern.fullmatch(value)):
-            self.refuse(f"{where}{key} is {_short(value)}, not what the format asks for")
-        return value
-
-    def array(self, table: Any, key: str, low: int, high: int, where: str = "") -> list[Any]:
-        value = self.field(table, key, where)
-        if not isinstance(value, list) or not low <= len(value) <= high:
-            self.refuse(f"{where}{key} is not a list of {low} to {high} entries")
-        return value
-
-    def exact(self, found: Any, expected: Any, what: str) -> None:
-        if type(found) is not type(expected) or found != expected:
-            self.refuse(f"{what} is {_short(found)}, but it must be {_short(expected)}")
 
     def manifest(self, data: bytes) -> Manifest:
         if len(data) > MAX_BYTES:
@@ -284,7 +252,7 @@ class _Checker:
         layers = self.layers(body, shape, stripe_pages)
         sparse = self.field(body, "sparse")
         if sparse not in (None, "heads"):
-            self.refuse(f"sparse is {_short(sparse)}, neither null nor 'heads'")
+            self.refuse(f"sparse is {short(sparse)}, neither null nor 'heads'")
         if sparse and not all(layer.head_sizes for layer in layers):
             self.refuse("sparse is 'heads', but a layer has no head_sizes")
         source = self.field(body, "source")
@@ -360,7 +328,7 @@ class _Checker:
     def file_name(self, file: Any, where: str) -> str:
         name = self.text(file, "path", None, where)
         if not is_safe_path(name):
-            self.refuse(f"{where}path is {_short(name)}: neither a plain file name nor a clean absolute path")
+            self.refuse(f"{where}path is {short(name)}: neither a plain file name nor a clean absolute path")
         return name
 
     def hash(self, body: Any, layers: tuple[Layer, ...]) -> dict[str, int | list[int]] | None:
@@ -374,7 +342,7 @@ class _Checker:
             if not _HASH_KEY.fullmatch(key) or len(values) > geo.MAX_LAYERS:
                 self.refuse(f"hash holds {key[:100]!r}, which is not an engram_* field")
             if not all(type(x) is int and -(1 << 63) <= x < 1 << 63 for x in values):
-                self.refuse(f"hash.{key} is {_short(value)}, not an integer or a list of integers")
+                self.refuse(f"hash.{key} is {short(value)}, not an integer or a list of integers")
         ids, rows = found.get("engram_layer_ids"), found.get("engram_num_embeddings")
         if ids is not None and rows is not None:
             if not isinstance(ids, list) or not isinstance(rows, list) or len(ids) != len(rows):
@@ -397,8 +365,3 @@ def is_safe_path(name: str) -> bool:
     elif len(components) != 1:
         return False
     return all(part not in ("", ".", "..") and len(os.fsencode(part)) <= 255 for part in components)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

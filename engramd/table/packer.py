@@ -8,27 +8,25 @@ whatever the table's size. Killed at any moment, the next run goes on behind the
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import itertools
 import os
 import secrets
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from engramd import strict_json
-from engramd.checkpoint.mapping import SourceLayer, TableSource
+from engramd.checkpoint.mapping import TableSource
 from engramd.errors import EngramdError
 from engramd.progress import Progress
 from engramd.sizes import format_size
+from engramd.table.chunk_writer import ChunkWriter, LayerPlan, WriteSlot, try_sync
 from engramd.table.codec import PageFormat
 from engramd.table.files import Files, aligned_buffer, explain
 from engramd.table.geometry import Chunk, Geometry, Striping
+from engramd.table.identity import identity_of, parts_of
 from engramd.table.journal import RECORD_BYTES, DigestLog, Journal, read_digests, read_journal
 from engramd.table.manifest import NAME as MANIFEST_NAME
-from engramd.table.manifest import PART_NAMES, Layer, Manifest, Part, Source
+from engramd.table.manifest import Layer, Manifest, Source
 from engramd.table.pipeline import WriteBehind, read_ahead
 from engramd.table.publish import (
     DIGESTS_NAME,
@@ -45,28 +43,7 @@ from engramd.table.source_reader import SourceReader, SourceSlot
 READ_SLOTS = 3
 WRITE_SLOTS = 3
 SYNC_INTERVAL_S = 2.0
-NO_CHUNK = Chunk(0, 0, 0, 0)
 SPARE_BYTES = 1 << 20  # for the manifest, the journal and directories
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One layer of the generation in work."""
-
-    source: SourceLayer
-    format: PageFormat
-    files: tuple[PlannedFile, ...]
-    pages: int
-
-
-@dataclass
-class WriteSlot:
-    """One encoded chunk on its way to the drive."""
-
-    buffer: memoryview
-    plan: LayerPlan | None = None
-    chunk: Chunk = NO_CHUNK
-    digest: bytes = b""
 
 
 def pack(
@@ -90,28 +67,11 @@ def pack(
         raise explain(error, os.path.abspath(table), "packing failed", _way_on(table)) from None
 
 
-def identity_of(
-    row_bytes: int, parts: Sequence[Part], layers: Sequence[tuple[int, int]], digests: Sequence[bytes]
-) -> str:
-    """The identity of packed content: canonical geometry, then the digests of all chunks. See docs/table_format.md."""
-    geometry = {
-        "format": "engramd identity 1",
-        "row_bytes": row_bytes,
-        "parts": [[part.name, part.bytes, part.dtype] for part in parts],
-        "layers": [list(layer) for layer in layers],
-    }
-    return hashlib.sha256(strict_json.canonical(geometry) + b"".join(digests)).hexdigest()
-
-
 def _way_on(table: str) -> str:
     """What a person can do after a pack has failed, by what it has left behind."""
     untouched = "the older generation is untouched; " if os.path.exists(os.path.join(table, MANIFEST_NAME)) else ""
     goes_on = " to go on" if os.path.exists(os.path.join(table, PARTIAL, JOURNAL_NAME)) else ""
     return f"{untouched}once that is settled, run the same command again{goes_on}"
-
-
-def parts_of(source: TableSource) -> tuple[Part, ...]:
-    return tuple(Part(name, part.row_bytes, part.dtype) for name, part in zip(PART_NAMES, source.parts, strict=False))
 
 
 class _Packer:
@@ -298,7 +258,7 @@ class _Packer:
         total = sum(plan.source.rows for plan in plans) * row_bytes
         if before == total:
             return done
-        writer = _Writer(self, journal)
+        writer = ChunkWriter(self.files, self.striping(journal.stripes), self.sync_interval_s)
         path = os.path.join(directory.partial, DIGESTS_NAME)
         log = DigestLog(self.files, path, journal.pack_id, done, writer.sync_data)
         writer.log = log
@@ -319,20 +279,16 @@ class _Packer:
             ):
                 for (plan, chunk), slot in filled:
                     target = behind.take()
-                    digest = hashlib.sha256(slot.values)
-                    if slot.scales is not None:
-                        digest.update(slot.scales)
                     plan.format.encode(chunk.first_page, chunk.pages, slot.values, slot.scales, target.buffer)
-                    target.plan, target.chunk, target.digest = plan, chunk, digest.digest()
+                    target.plan, target.chunk, target.digest = plan, chunk, slot.digest()
                     behind.give(target)
                     progress.advance(chunk.rows * row_bytes)
                 behind.finish()
             log.sync()
         except BaseException as error:
-            # What was written is worth keeping: an interrupted or failed pack goes on from here. Not where a sync
-            # itself failed: the kernel may have dropped the pages and would call the next sync a success.
+            # What was written is worth keeping: an interrupted or failed pack goes on from here.
             if not writer.sync_failed:
-                _try_sync(log, error)
+                try_sync(log, error)
             raise
         finally:
             log.close()
@@ -371,60 +327,6 @@ class _Packer:
             source=Source("checkpoint", _printable(self.source.directory), self.source.revision),
             created=now(),
         )
-
-
-class _Writer:
-    """The writing thread's part: pages to their files, then, every few seconds, what makes them durable."""
-
-    def __init__(self, packer: _Packer, journal: Journal) -> None:
-        self._packer = packer
-        self._striping = packer.striping(journal.stripes)
-        self._fds: dict[str, int] = {}
-        self._dirty: set[str] = set()
-        self._synced = time.monotonic()
-        self.log: DigestLog | None = None
-        self.sync_failed = False
-
-    def write(self, slot: WriteSlot) -> None:
-        assert self.log is not None
-        files, page_bytes = self._packer.files, self._packer.shape.page_bytes
-        plan, chunk = slot.plan, slot.chunk
-        assert plan is not None
-        for extent in self._striping.extents(chunk.first_page, chunk.pages):
-            path = plan.files[extent.file_index].work_path
-            if path not in self._fds:
-                self._fds[path] = files.open_direct(path, os.O_WRONLY)
-            begin = (extent.first_page - chunk.first_page) * page_bytes
-            data = slot.buffer[begin : begin + extent.pages * page_bytes]
-            try:
-                files.write_at(self._fds[path], data, extent.offset, path)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, path) from None
-            self._dirty.add(path)
-        self.log.add(slot.digest)
-        if time.monotonic() - self._synced >= self._packer.sync_interval_s:
-            self.log.sync()
-            self._synced = time.monotonic()
-
-    def sync_data(self) -> None:
-        try:
-            for path in sorted(self._dirty):
-                self._packer.files.fdatasync(self._fds[path])
-        except OSError:
-            self.sync_failed = True
-            raise
-        self._dirty.clear()
-
-    def close(self) -> None:
-        for fd in self._fds.values():
-            self._packer.files.close(fd)
-
-
-def _try_sync(log: DigestLog, failure: BaseException) -> None:
-    if isinstance(failure, OSError) and failure.errno == errno.EIO:
-        return
-    with contextlib.suppress(OSError):  # the first failure is the one to report; unsynced chunks are written again
-        log.sync()
 
 
 def _printable(path: str) -> str:

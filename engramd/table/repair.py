@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,11 +17,11 @@ from dataclasses import dataclass, field
 from engramd.checkpoint.mapping import SourceLayer, TableSource
 from engramd.errors import EngramdError
 from engramd.progress import Progress
-from engramd.table.codec import PageFormat
+from engramd.table.codec import format_of
 from engramd.table.files import Files, aligned_buffer, explain
 from engramd.table.geometry import Chunk
+from engramd.table.identity import identity_of, parts_of
 from engramd.table.manifest import DataFile, Layer, Manifest
-from engramd.table.packer import identity_of, parts_of
 from engramd.table.pipeline import read_ahead
 from engramd.table.source_reader import SourceReader, SourceSlot
 from engramd.table.verify import matching_layers
@@ -61,17 +60,7 @@ class _Repairer:
         if manifest.sparse is not None:
             raise EngramdError(f"{manifest.directory}: a sparse table is of no checkpoint: make it again")
         self.layers = matching_layers(manifest, source)
-        self.formats = {
-            layer.layer: PageFormat(
-                manifest.table_id,
-                manifest.generation,
-                layer.layer,
-                layer.rows,
-                manifest.row_bytes,
-                manifest.value_bytes,
-            )
-            for layer in manifest.layers
-        }
+        self.formats = {layer.layer: format_of(manifest, layer) for layer in manifest.layers}
         self.fds: dict[str, int] = {}
 
     def run(self) -> Repair:
@@ -146,10 +135,7 @@ class _Repairer:
         ):
             for (layer, chunk), slot in filled:
                 values, scales = slot.source.values, slot.source.scales
-                digest = hashlib.sha256(values)
-                if scales is not None:
-                    digest.update(scales)
-                digests.append(digest.digest())
+                digests.append(slot.source.digest())
                 page_format = self.formats[layer.layer]
                 _, damaged = page_format.verify(chunk.first_page, chunk.pages, slot.pages)
                 _, differing = page_format.compare(chunk.first_page, chunk.pages, slot.pages, values, scales)
@@ -168,10 +154,8 @@ class _Repairer:
         """Reads pages; those that the drive does not give are zeroed and returned."""
         page_bytes = self.manifest.page_bytes
         missing = set()
-        for extent in self.manifest.striping(layer).extents(first, count):
+        for extent, target in self.manifest.striping(layer).pieces(first, count, buffer):
             path = layer.files[extent.file_index].path
-            begin = (extent.first_page - first) * page_bytes
-            target = buffer[begin : begin + extent.pages * page_bytes]
             if self._read(path, target, extent.offset):
                 continue
             for index in range(extent.pages):

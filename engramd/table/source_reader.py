@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import os
 from collections.abc import Iterator
 
@@ -23,6 +24,13 @@ class SourceSlot:
         self.buffers = [aligned_buffer(part.row_bytes * rows + 2 * ALIGNMENT_BYTES) for part in source.parts]
         self.values: memoryview = self.buffers[0][:0]
         self.scales: memoryview | None = None
+
+    def digest(self) -> bytes:
+        """SHA-256 of the chunk's values, then its scales: what the table's identity is made of."""
+        found = hashlib.sha256(self.values)
+        if self.scales is not None:
+            found.update(self.scales)
+        return found.digest()
 
 
 class SourceReader:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from engramd.checkpoint.mapping import SourceLayer, TableSource
 from engramd.errors import EngramdError
 from engramd.progress import Progress
-from engramd.table.codec import Fault, PageFormat, Reason
+from engramd.table.codec import Fault, Reason, format_of
 from engramd.table.files import Files, aligned_buffer
 from engramd.table.geometry import Chunk
 from engramd.table.manifest import Layer, Manifest
@@ -57,12 +57,7 @@ def verify(manifest: Manifest, against: TableSource | None = None, files: Files 
     sources = matching_layers(manifest, against) if against else {}
     report = Report()
     work = _work(manifest)
-    formats = {
-        layer.layer: PageFormat(
-            manifest.table_id, manifest.generation, layer.layer, layer.rows, manifest.row_bytes, manifest.value_bytes
-        )
-        for layer in manifest.layers
-    }
+    formats = {layer.layer: format_of(manifest, layer) for layer in manifest.layers}
     chunk_bytes = manifest.geometry.chunk_pages * manifest.page_bytes
     slots = [_Slot(aligned_buffer(chunk_bytes), SourceSlot(against) if against else None) for _ in range(READ_SLOTS)]
     reader = _TableReader(manifest, files)
@@ -130,11 +125,8 @@ class _TableReader:
         self._fds.clear()
 
     def read(self, layer: Layer, chunk: Chunk, buffer: memoryview) -> None:
-        page_bytes = self._manifest.page_bytes
-        for extent in self._manifest.striping(layer).extents(chunk.first_page, chunk.pages):
+        for extent, target in self._manifest.striping(layer).pieces(chunk.first_page, chunk.pages, buffer):
             path = layer.files[extent.file_index].path
-            begin = (extent.first_page - chunk.first_page) * page_bytes
-            target = buffer[begin : begin + extent.pages * page_bytes]
             got = self._files.read_at(self._fds[path], target, extent.offset, path)
             if got != len(target):
                 raise EngramdError(f"{path}: ends at byte {extent.offset + got}: it was cut while it was being read")
