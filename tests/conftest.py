@@ -70,7 +70,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed table of `checkpoint`, named `demo`. Tests that change it work on a copy.
+    """The packed table of `checkpoint`, named `demo`. Tests that change it work on a `copy`.
 
     Tests that run other tests hand their own table on in ENGRAM_TEST_TABLE."""
     if "ENGRAM_TEST_TABLE" in os.environ:
@@ -79,6 +79,14 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("tables") / "demo"
     done = run_engramd("pack", checkpoint, path, timeout_s=120)
     assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture
+def copy(table: Path, tmp_path: Path) -> Path:
+    """A copy of `table`, for tests that change it."""
+    path = tmp_path / "demo"
+    shutil.copytree(table, path)
     return path
 
 
@@ -259,8 +267,6 @@ class Tcp:
     @property
     def curve(self) -> Any:
         """For engram_client.connect."""
-        import engram_client
-
         return engram_client.CurveKeys.from_files(f"{self.daemon_keys}.key", f"{self.client_keys}.key_secret")
 
 

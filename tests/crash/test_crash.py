@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -239,10 +238,8 @@ def test_memory_of_a_dead_client_stays_until_its_reads_have_landed(
         assert np.array_equal(client.table(layer=1).fetch([5, 6]), rows[1][[5, 6]])
 
 
-def test_daemon_killed_while_a_reader_is_slow(faulty_daemon: Any, table: Path, tmp_path: Path) -> None:
+def test_daemon_killed_while_a_reader_is_slow(faulty_daemon: Any, copy: Path) -> None:
     """A waiter whose read never ends learns of the death as fast as any other."""
-    copy = tmp_path / "demo"
-    shutil.copytree(table, copy)
     daemon = faulty_daemon("slow=1,slow_ms=60000", copy, dram="0")
     with engram_client.connect(daemon.socket) as client:
         waiting = client.table(layer=1).submit([1, 2, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -246,11 +245,7 @@ def open_files(pid: int) -> list[str]:
     return names
 
 
-def test_reload_of_a_damaged_table_keeps_the_old_one(
-    start_daemon: Any, engramd: Any, table: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "demo"
-    shutil.copytree(table, copy)
+def test_reload_of_a_damaged_table_keeps_the_old_one(start_daemon: Any, engramd: Any, copy: Path) -> None:
     daemon = start_daemon(copy)
     rows = all_rows(daemon.socket)
     (copy / "manifest.json").write_text("{}")

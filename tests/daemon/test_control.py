@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,8 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.damage import flip_bit
 
 LAYERS = (1, 14)
 
@@ -366,22 +367,16 @@ def test_a_group_that_is_not_there_is_refused(engramd: Callable[..., Any], table
 
 
 def test_a_corrupt_page_is_an_error_and_one_line(
-    start_daemon: Any, control: Any, engramd: Callable[..., Any], table: Path, tmp_path: Path
+    start_daemon: Any, control: Any, engramd: Callable[..., Any], copy: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
-    with open(copy / "layer-1.g000001.pages", "r+b") as file:
-        file.seek(2 * 4096 + 264 * 3 + 100)  # row 33
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
+    flip_bit(copy / "layer-1.g000001.pages", 2 * 4096 + 264 * 3 + 100)  # row 33
     daemon = start_daemon(copy, dram="0")
     client = control(daemon.socket)
     for _ in range(3):
-        reply, rest = client.request("fetch", ids32(1, 33, 2), table="copy", layer=1, width=4)
+        reply, rest = client.request("fetch", ids32(1, 33, 2), table="demo", layer=1, width=4)
         assert (reply["error"], reply["page"], reply["row_id"]) == ("PageCorrupt", 2, 33), reply
         assert rest == []
-    assert client.request("fetch", ids32(32, 34), table="copy", layer=1, width=4)[0]["ok"]
+    assert client.request("fetch", ids32(32, 34), table="demo", layer=1, width=4)[0]["ok"]
     stats = client.request("stats")[0]["stats"]
     assert stats["tables"][0]["layers"][0]["errors"] == {"PageCorrupt": 3}
     daemon.wait_for_log("page 2 cannot be served")

@@ -11,7 +11,6 @@ import mmap
 import os
 import resource
 import select
-import shutil
 import socket
 import struct
 import time
@@ -368,10 +367,8 @@ def test_a_hostile_name_is_one_line_of_the_log(start_daemon: Any, raw_client: An
 
 
 def test_a_replaced_generation_is_found(
-    start_daemon: Any, engramd: Any, checkpoint: Path, table: Path, tmp_path: Path
+    start_daemon: Any, engramd: Any, checkpoint: Path, table: Path, copy: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
     assert engramd("pack", checkpoint, copy).returncode == 0
     daemon = start_daemon(copy)
     found = stats(engramd, daemon)["tables"][0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import grp
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.damage import flip_bit
 
 Engramd = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -164,11 +165,7 @@ def test_a_socket_path_that_cannot_be(engramd: Engramd, table: Path, path: str, 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_damaged_table_is_refused_in_one_line(
-    engramd: Engramd, table: Path, tmp_path: Path, socket_folder: str
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
+def test_a_damaged_table_is_refused_in_one_line(engramd: Engramd, socket_folder: str, copy: Path) -> None:
     data_file = next(copy.glob("*.pages"))
     with open(data_file, "r+b") as file:
         file.truncate(data_file.stat().st_size - 4096)
@@ -184,11 +181,7 @@ def test_a_damaged_table_is_refused_in_one_line(
     assert os.listdir(socket_folder) == [], "a failed start leaves nothing behind"
 
 
-def test_a_data_file_that_is_a_fifo_does_not_hang(
-    engramd: Engramd, table: Path, tmp_path: Path, socket_folder: str
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
+def test_a_data_file_that_is_a_fifo_does_not_hang(engramd: Engramd, socket_folder: str, copy: Path) -> None:
     data_file = next(copy.glob("*.pages"))
     data_file.unlink()
     os.mkfifo(data_file)
@@ -197,12 +190,10 @@ def test_a_data_file_that_is_a_fifo_does_not_hang(
     assert "not a regular file" in done.stderr
 
 
-def test_two_tables_and_their_names(start_daemon: Any, engramd: Engramd, table: Path, tmp_path: Path) -> None:
+def test_two_tables_and_their_names(start_daemon: Any, engramd: Engramd, table: Path, copy: Path) -> None:
     done = engramd("serve", table, table)
     assert done.returncode == 1
     assert "two tables are named 'demo'" in done.stderr
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
     daemon = start_daemon(table, f"second={copy}")
     stats = json.loads(engramd("stats", "--socket", daemon.socket, "--json").stdout)
     assert [(one["name"], one["path"]) for one in stats["tables"]] == [("demo", str(table)), ("second", str(copy))]
@@ -317,17 +308,9 @@ def test_checking_says_where_state_cannot_be_kept(engramd: Engramd, table: Path,
 
 
 @pytest.mark.parametrize(("bad", "words"), [(1, "1 bad page, which is"), (2, "2 bad pages, which are")])
-def test_bad_pages_of_a_resident_table_are_a_warning(
-    start_daemon: Any, table: Path, tmp_path: Path, bad: int, words: str
-) -> None:
-    copy = tmp_path / "demo"
-    shutil.copytree(table, copy)
-    with open(next(copy.glob("layer-14.*.pages")), "r+b") as file:
-        for page in range(bad):
-            file.seek(4096 * 3 * page + 100)
-            byte = file.read(1)
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte[0] ^ 1]))
+def test_bad_pages_of_a_resident_table_are_a_warning(start_daemon: Any, bad: int, words: str, copy: Path) -> None:
+    for page in range(bad):
+        flip_bit(copy / "layer-14.g000001.pages", 4096 * 3 * page + 100)
     daemon = start_daemon(copy)
     daemon.wait_for_log("table demo layer 1 is resident in DRAM\n")
     daemon.wait_for_log(f"table demo layer 14 is resident in DRAM except for {words} left to NVMe\n")

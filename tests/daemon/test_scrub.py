@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.damage import flip_bit
 
 PAGE = 4096
-
-
-@pytest.fixture
-def copy(table: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "demo"
-    shutil.copytree(table, path)
-    return path
-
-
-def flip(path: Path, page: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(page * PAGE + 1000)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 4]))
 
 
 def test_damage_is_found_reported_and_mended_while_serving(
@@ -40,8 +24,8 @@ def test_damage_is_found_reported_and_mended_while_serving(
     assert good.returncode == 0, good.stderr
     assert "never" not in good.stdout
     file = copy / "layer-14.g000001.pages"
-    flip(file, 77)
-    flip(file, 78)
+    for page in (77, 78):
+        flip_bit(file, page * PAGE + 1000)
     found = engramd(*online)
     assert found.returncode == 1
     assert "layer 14 page 77: row 115" in found.stderr
@@ -71,7 +55,7 @@ def test_the_place_is_kept_over_a_restart(
     """A slow pass goes on where it stopped, with what it had found."""
     pages = (copy / "layer-1.g000001.pages").stat().st_size // PAGE
     state = tmp_path / "state"
-    flip(copy / "layer-1.g000001.pages", 3)
+    flip_bit(copy / "layer-1.g000001.pages", 3 * PAGE + 1000)
     daemon = start_daemon(copy, dram="0", state=str(state))
     # Begun by hand in the middle, as a stop would leave it: the first minutes of a daemon's life are without scrubbing.
     assert daemon.stop() == 0

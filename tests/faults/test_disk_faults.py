@@ -231,12 +231,8 @@ def test_an_ordinary_build_injects_nothing(start_daemon: Any, stats: Any, rows: 
 
 
 @pytest.mark.parametrize("reader", ["io_uring", "pread"])
-def test_a_file_cut_under_the_daemon(
-    start_daemon: Any, stats: Any, table: Path, rows: Rows, tmp_path: Path, reader: str
-) -> None:
+def test_a_file_cut_under_the_daemon(start_daemon: Any, stats: Any, rows: Rows, reader: str, copy: Path) -> None:
     """What is cut off fails, what is left is served, and all of it again once the file is whole."""
-    copy = tmp_path / "demo"
-    shutil.copytree(table, copy)
     file = copy / "layer-1.g000001.pages"
     whole = file.read_bytes()
     daemon = start_daemon(copy, dram="0", reader=reader)
@@ -257,11 +253,9 @@ def test_a_file_cut_under_the_daemon(
 
 
 def test_a_file_replaced_or_overwritten_under_the_daemon(
-    start_daemon: Any, engramd: Any, table: Path, rows: Rows, tmp_path: Path
+    start_daemon: Any, engramd: Any, rows: Rows, copy: Path
 ) -> None:
     """A new file at the path is not the daemon's: it keeps its own. Other content in the same file is noticed."""
-    copy = tmp_path / "demo"
-    shutil.copytree(table, copy)
     file = copy / "layer-1.g000001.pages"
     whole = file.read_bytes()
     daemon = start_daemon(copy, dram="0")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -278,9 +277,7 @@ def test_a_budget_that_no_machine_holds(engramd: Callable[..., Any], table: Path
     assert "OK    memory: " in engramd("doctor", "--config", config, "--no-measure").stdout
 
 
-def test_a_damaged_table(engramd: Callable[..., Any], table: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
+def test_a_damaged_table(engramd: Callable[..., Any], copy: Path) -> None:
     file = next(copy.glob("*.pages"))
     os.truncate(file, file.stat().st_size - 4096)
     done = engramd("doctor", copy, "--no-measure")

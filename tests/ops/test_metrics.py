@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engramd.metrics.exposition import METRICS, exposition
+from tests.damage import flip_bit
 
 from .scraping import get, scrape, total
 
@@ -181,18 +181,12 @@ def test_json_log_and_watchdog(start_daemon: Any, load: Any, socket_folder: str)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
 
 
-def test_log_lines_name_the_request(start_daemon: Any, table: Path, tmp_path: Path) -> None:
+def test_log_lines_name_the_request(start_daemon: Any, copy: Path) -> None:
     """Two requests of one session that meet bad pages; and, at level debug, each control request with its id."""
     import engram_client
 
-    copy = tmp_path / "demo"
-    shutil.copytree(table, copy)
-    with open(next(copy.glob("layer-1.*.pages")), "r+b") as file:
-        for page in (2, 5):
-            file.seek(page * 4096 + 100)
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 1]))
+    for page in (2, 5):
+        flip_bit(copy / "layer-1.g000001.pages", page * 4096 + 100)
     daemon = start_daemon(copy, dram="0", log_format="json", log_level="debug")
     with engram_client.connect(daemon.socket) as client:
         for row in (2 * 15, 5 * 15):

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import stat
 import subprocess
@@ -284,12 +283,10 @@ def test_the_curve_begins_anew_with_rows_of_another_size(
     engramd: Callable[..., subprocess.CompletedProcess[str]],
     start_daemon: Callable[..., Any],
     checkpoint: Path,
-    table: Path,
     tmp_path: Path,
+    copy: Path,
 ) -> None:
-    path = tmp_path / "demo"
-    shutil.copytree(table, path)
-    daemon = start_daemon(path, dram="4MiB")
+    daemon = start_daemon(copy, dram="4MiB")
 
     def curve() -> dict[str, Any]:
         return dict(json.loads(engramd("stats", "--socket", daemon.socket, "--mrc", "--json").stdout)["mrc"])
@@ -301,7 +298,7 @@ def test_the_curve_begins_anew_with_rows_of_another_size(
     tensors.write_text(
         "".join(f'[[layers]]\nlayer = {layer}\nvalue = "layers.{layer}.engram.embed.weight"\n' for layer in LAYERS)
     )
-    done = engramd("pack", checkpoint, path, "--tensors", tensors)
+    done = engramd("pack", checkpoint, copy, "--tensors", tensors)
     assert done.returncode == 0, done.stderr
     assert engramd("reload", "demo", "--socket", daemon.socket).returncode == 0
     ids = demand(2, 30_000)

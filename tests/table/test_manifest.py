@@ -7,7 +7,6 @@ import copy
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,43 +223,37 @@ def test_any_field_is_refused_cleanly_or_read(body: Body, key: str, value: Any) 
     assert json.loads(manifests.serialize(manifest)) == json.loads(signed(changed))
 
 
-def test_files_are_checked_when_a_table_is_loaded(table: Path, tmp_path: Path) -> None:
-    copied = tmp_path / "t"
-    shutil.copytree(table, copied)
-    path = copied / "layer-14.g000001.pages"
+def test_files_are_checked_when_a_table_is_loaded(copy: Path) -> None:
+    path = copy / "layer-14.g000001.pages"
     with open(path, "ab") as file:
         file.write(b"\0")
     with pytest.raises(EngramdError, match="layer 14"):
-        manifests.load(copied)
-    assert manifests.load(copied, check_files=False).generation == 1
+        manifests.load(copy)
+    assert manifests.load(copy, check_files=False).generation == 1
     path.unlink()
     with pytest.raises(EngramdError, match="cannot be opened"):
-        manifests.load(copied)
+        manifests.load(copy)
     path.mkdir()
     with pytest.raises(EngramdError, match="not a regular file"):
-        manifests.load(copied)
+        manifests.load(copy)
 
 
-def test_a_manifest_that_is_replaced_while_it_is_read(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_is_replaced_while_it_is_read(monkeypatch: pytest.MonkeyPatch, copy: Path) -> None:
     """The file of the old generation is gone when it is looked for; the manifest is then read again, once."""
-    copied = tmp_path / "t"
-    shutil.copytree(table, copied)
-    old = (copied / "manifest.json").read_bytes()
+    old = (copy / "manifest.json").read_bytes()
     new = old.replace(b"layer-1.g000001", b"layer-1.g000002").replace(b"layer-14.g000001", b"layer-14.g000002")
     new = signed(json.loads(new))
     for layer in (1, 14):
-        (copied / f"layer-{layer}.g000001.pages").rename(copied / f"layer-{layer}.g000002.pages")
+        (copy / f"layer-{layer}.g000001.pages").rename(copy / f"layer-{layer}.g000002.pages")
     check, reads = manifests.check_data_files, []
 
     def publish_meanwhile(manifest: manifests.Manifest) -> None:
         reads.append(manifest.layers[0].files[0].name)
-        (copied / "manifest.json").write_bytes(new)
+        (copy / "manifest.json").write_bytes(new)
         check(manifest)
 
     monkeypatch.setattr(manifests, "check_data_files", publish_meanwhile)
-    assert manifests.load(copied).layers[1].files[0].name == "layer-14.g000002.pages"
+    assert manifests.load(copy).layers[1].files[0].name == "layer-14.g000002.pages"
     assert reads == ["layer-1.g000001.pages", "layer-1.g000002.pages"]
 
 

@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.damage import flip_bit
+
 Engramd = Callable[..., CompletedProcess[str]]
 PAGE = 4096
-
-
-@pytest.fixture
-def copy(table: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "demo"
-    shutil.copytree(table, path)
-    return path
 
 
 def contents(table: Path) -> dict[str, bytes]:
@@ -113,11 +108,7 @@ def test_a_checkpoint_of_one_other_byte_is_refused(
     changed = tmp_path / "changed"
     shutil.copytree(checkpoint, changed)
     largest = max(changed.glob("*.safetensors"), key=lambda path: path.stat().st_size)
-    with open(largest, "r+b") as file:
-        file.seek(-1000, os.SEEK_END)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
+    flip_bit(largest, -1000)
     before = contents(copy)
     done = engramd("repair", copy, "--from", changed)
     assert done.returncode == 1

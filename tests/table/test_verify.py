@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import pytest
+from tests.damage import flip_bit
 
 Engramd = Callable[..., CompletedProcess[str]]
 PAGE = 4096
 
 
-@pytest.fixture
-def copy(table: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "copy"
-    shutil.copytree(table, path)
-    return path
-
-
 def data(table: Path, layer: int = 1) -> Path:
     (path,) = table.glob(f"layer-{layer}.g*.pages")
     return path
-
-
-def flip(path: Path, bit: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(bit // 8)
-        (byte,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ (1 << bit % 8)]))
 
 
 def test_a_good_table(engramd: Engramd, table: Path) -> None:
@@ -51,8 +35,8 @@ def test_single_bits(engramd: Engramd, copy: Path) -> None:
     expected = []
     for page in pages:
         bit = chosen.randrange(PAGE * 8)
-        flip(path, page * PAGE * 8 + bit)
         byte = bit // 8
+        flip_bit(path, page * PAGE + byte, bit % 8)
         if byte < 15 * 264:
             expected.append(f"layer 14 page {page} row {page * 15 + byte // 264}: ")
         elif 15 * 264 + 12 <= byte < PAGE - 64:
@@ -121,11 +105,7 @@ def test_against_another_checkpoint(engramd: Engramd, tiny: Path, tmp_path: Path
     table = tmp_path / "t"
     assert engramd("pack", tiny, table).returncode == 0
     shard = tiny / "model-00047-of-000048.safetensors"
-    with open(shard, "r+b") as file:
-        file.seek(-9, os.SEEK_END)  # the last byte of the last row but one
-        (byte,) = file.read(1)
-        file.seek(-9, os.SEEK_END)
-        file.write(bytes([byte ^ 4]))
+    flip_bit(shard, -9, bit=2)  # of the last byte of the last row but one
     assert engramd("verify", table).returncode == 0
     done = engramd("verify", table, "--against", tiny)
     assert done.returncode == 1
