@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 from engramd._engine import ffi, lib
+from engramd.daemon import ring_messages
 from engramd.daemon.engine import Engine
 from engramd.errors import EngramdError
 
@@ -27,10 +28,7 @@ class LayerMaps:
     def answer(self, session: int, handle: int) -> tuple[bytes, int | None]:
         """(engram_map message, descriptor for the caller to close, or None where it is a refusal)."""
         message = ffi.new("engram_map *")
-        message.message.magic = lib.ENGRAM_MESSAGE_MAGIC
-        message.message.version = lib.ENGRAM_PROTOCOL_VERSION
-        message.message.kind = lib.ENGRAM_KIND_MAP
-        message.message.bytes = ffi.sizeof("engram_map")
+        ring_messages.fill_header(message, lib.ENGRAM_KIND_MAP)
         message.handle = handle
         descriptor = None
         try:
@@ -38,8 +36,7 @@ class LayerMaps:
             message.status = lib.ENGRAM_STATUS_OK
         except EngramdError as refusal:
             message.status = self._status_of(handle)
-            limit = ffi.sizeof(message.text) - 1
-            message.text = str(refusal).encode()[:limit].decode("utf-8", "ignore").encode()
+            ring_messages.fill_text(message, str(refusal))
         return bytes(ffi.buffer(message)), descriptor
 
     def _take(self, session: int, handle: int, message: Any) -> int:

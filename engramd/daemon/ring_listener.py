@@ -8,7 +8,6 @@ is limited in all and for each uid. Event loop's thread only.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -23,21 +22,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from engramd._engine import ffi, lib
+from engramd.daemon import ring_messages
+from engramd.daemon.acceptor import Acceptor
 from engramd.daemon.catalogue import Catalogue
 from engramd.daemon.engine import Engine, SessionRefused, reopen
 from engramd.daemon.layer_maps import LayerMaps
+from engramd.daemon.ring_messages import Violation
 from engramd.daemon.session_quota import SessionQuota
 from engramd.daemon.worker_pool import WorkerPool
 
 HANDSHAKE_DEADLINE_S = 5.0
 MAX_PENDING = 128  # connections that have not said hello
-ACCEPTS_A_TURN = 32
 MAX_OPENING = 64  # connections whose session's memory is being made
-ACCEPT_PAUSE_S = 0.1  # without descriptors, look again after this long
 _LOG = logging.getLogger("engramd")
-_MESSAGE_BYTES = lib.ENGRAM_MESSAGE_MAX_BYTES
-_HEADER_BYTES = ffi.sizeof("engram_message")
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(eq=False)
@@ -65,10 +62,6 @@ class Connection:
         return f"client{name} (pid {self.pid}, uid {self.uid})"
 
 
-class Violation(Exception):
-    """The client broke the protocol; the text goes to the log and to the client, and the connection ends."""
-
-
 class RingListener:
     """Accepts connections from `listener` and turns them into sessions of `engine`."""
 
@@ -80,7 +73,6 @@ class RingListener:
         quota: SessionQuota,
         selector: selectors.BaseSelector,
     ) -> None:
-        self._listener = listener
         self._engine = engine
         self._catalogue = catalogue  # owned by the service, as are its successors
         self._quota = quota
@@ -92,17 +84,15 @@ class RingListener:
         self._opening: set[Connection] = set()
         self._opener = WorkerPool("opener", 1, MAX_OPENING)  # making an arena takes tens of milliseconds
         selector.register(self._opener.descriptor, selectors.EVENT_READ, self._opener.collect)
-        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._accept_again_at: float | None = None
-        selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._acceptor = Acceptor(listener, selector, self._admit)
 
     # The loop calls these.
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do (time.monotonic), or None."""
         oldest = [next(iter(waiting)).deadline for waiting in (self._pending, self._mapping) if waiting]
-        if self._accept_again_at is not None:
-            oldest.append(self._accept_again_at)
+        if self._acceptor.resumes_at is not None:
+            oldest.append(self._acceptor.resumes_at)
         return min(oldest, default=None)
 
     def expire(self, now: float) -> None:
@@ -114,9 +104,7 @@ class RingListener:
             if connection in self._pending or connection in self._mapping:
                 missing = "mapped its ring" if connection.session else "said hello"
                 self._drop(connection, f"has not {missing} within {HANDSHAKE_DEADLINE_S:g} s")
-        if self._accept_again_at is not None and self._accept_again_at <= now:
-            self._accept_again_at = None
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._acceptor.resume(now)
 
     def name_of(self, session: int) -> str:
         """What a session's client calls itself, or "". Any thread."""
@@ -135,11 +123,7 @@ class RingListener:
 
     def stop_accepting(self) -> None:
         """Closes the listener; open sessions stay."""
-        if self._listener.fileno() >= 0:
-            if self._accept_again_at is None:
-                self._selector.unregister(self._listener)
-            self._accept_again_at = None
-            self._listener.close()
+        self._acceptor.close()
         for connection in [*self._pending, *self._opening, *self._mapping]:
             self._drop(connection, "the daemon is stopping", lib.ENGRAM_STATUS_STOPPING)
 
@@ -151,26 +135,6 @@ class RingListener:
             self._opener.close()
         for connection in list(self._sessions.values()):
             self._drop(connection, None)
-        if self._spare_descriptor >= 0:
-            os.close(self._spare_descriptor)
-            self._spare_descriptor = -1
-
-    # Accepting.
-
-    def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_TURN):
-            try:
-                accepted, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                continue  # gone before we looked
-            except OSError as error:
-                if error.errno not in _OUT_OF_DESCRIPTORS:
-                    raise
-                self._refuse_without_descriptors(error)
-                return
-            self._admit(accepted)
 
     def _admit(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
@@ -191,33 +155,13 @@ class RingListener:
             text = f"{MAX_PENDING} connections have not said hello, the limit"
             self._drop(oldest, text, lib.ENGRAM_STATUS_BUSY)
 
-    def _refuse_without_descriptors(self, error: OSError) -> None:
-        """Takes one connection with the spare descriptor, to tell it why; then pauses, as poll would fire at once."""
-        _LOG.error("a connection is refused: %s (raise LimitNOFILE or ulimit -n)", error.strerror)
-        if self._spare_descriptor >= 0:
-            os.close(self._spare_descriptor)
-            self._spare_descriptor = -1
-        try:
-            accepted, _ = self._listener.accept()
-            with accepted:
-                accepted.setblocking(False)
-                _send_refused(accepted, lib.ENGRAM_STATUS_BUSY, "the daemon has no file descriptors left")
-        except OSError:
-            _LOG.debug("no connection to refuse", exc_info=True)
-        try:
-            self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            _LOG.debug("no spare descriptor", exc_info=True)
-        self._selector.unregister(self._listener)
-        self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
-
     # Messages.
 
     def _receive(self, connection: Connection) -> None:
         """Reads one message where one is there. Without room for control data the kernel installs no descriptor that
         came along: it drops them and sets MSG_CTRUNC."""
         try:
-            data, _, flags, _ = connection.socket.recvmsg(_MESSAGE_BYTES)
+            data, _, flags, _ = connection.socket.recvmsg(ring_messages.MAX_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -230,8 +174,8 @@ class RingListener:
             if flags & socket.MSG_CTRUNC:
                 raise Violation("sent file descriptors")
             if flags & socket.MSG_TRUNC:
-                raise Violation(f"sent a message of more than {_MESSAGE_BYTES} bytes")
-            self._message(connection, _kind_of(data), data)
+                raise Violation(f"sent a message of more than {ring_messages.MAX_BYTES} bytes")
+            self._message(connection, ring_messages.kind_of(data), data)
         except Violation as violation:
             self._drop(connection, str(violation))
         except SessionRefused as refusal:
@@ -246,18 +190,18 @@ class RingListener:
                 raise Violation(f"began with a message of kind {kind} instead of hello")
             self._hello(connection, data)
         elif kind == lib.ENGRAM_KIND_MAPPED and not connection.is_open:
-            _check_length(data, _HEADER_BYTES)
+            ring_messages.check_length(data, ring_messages.HEADER_BYTES)
             self._engine.start_session(connection.session)
             del self._mapping[connection]
             connection.is_open = True
             _LOG.info("%s: session %d", connection, connection.session, extra=connection.context)
         elif kind == lib.ENGRAM_KIND_CATALOGUE_REQUEST and connection.is_open:
-            _check_length(data, _HEADER_BYTES)
+            ring_messages.check_length(data, ring_messages.HEADER_BYTES)
             self._send_catalogue(connection)
         elif kind == lib.ENGRAM_KIND_MAP_REQUEST and connection.is_open:
-            self._send_map(connection, _handle_of(data))
+            self._send_map(connection, ring_messages.handle_of(data))
         elif kind == lib.ENGRAM_KIND_UNMAP and connection.is_open:
-            handle = _handle_of(data)
+            handle = ring_messages.handle_of(data)
             if not self._maps.unmap(connection.session, handle):
                 raise Violation(f"unmaps handle {handle}, which it has not mapped")
         else:
@@ -265,21 +209,11 @@ class RingListener:
             raise Violation(f"sent {names.get(kind, f'a message of kind {kind}')} where it has no place")
 
     def _hello(self, connection: Connection, data: bytes) -> None:
-        _check_length(data, ffi.sizeof("engram_hello"))
-        hello = ffi.new("engram_hello *")
-        ffi.buffer(hello)[:] = data
-        connection.name = _printable(bytes(ffi.buffer(hello.client_name)))
-        low, high = hello.version_min, hello.version_max
-        ours = lib.ENGRAM_PROTOCOL_VERSION
-        if low > high:
-            raise Violation(f"speaks protocol versions {low} to {high}, which is no range")
-        if not low <= ours <= high:
-            raise Violation(
-                f"speaks protocol versions {low} to {high}, this daemon {ours} to {ours}: "
-                f"update {'the daemon' if low > ours else 'the client'}"
-            )
+        hello = ring_messages.hello_of(data)
+        connection.name = hello.name
+        ring_messages.check_version(hello)
         self._quota.check(connection.uid)
-        if not self._opener.submit(lambda: self._open(connection, hello.arena_bytes, hello.message.flags)):
+        if not self._opener.submit(lambda: self._open(connection, hello.arena_bytes, hello.flags)):
             raise SessionRefused(lib.ENGRAM_STATUS_BUSY, f"{MAX_OPENING} sessions are being opened, the limit")
         # It has nothing more to say before its welcome; whether it left is seen then.
         del self._pending[connection]
@@ -322,7 +256,7 @@ class RingListener:
                 os.close(descriptor)
 
     def _send_welcome(self, connection: Connection, welcome: Any, descriptors: tuple[int, int, int]) -> None:
-        _fill_header(welcome, lib.ENGRAM_KIND_WELCOME)
+        ring_messages.fill_header(welcome, lib.ENGRAM_KIND_WELCOME)
         welcome.version = lib.ENGRAM_PROTOCOL_VERSION
         welcome.daemon_pid = os.getpid()
         welcome.catalogue_bytes = self._catalogue.bytes
@@ -347,7 +281,7 @@ class RingListener:
     def _send_catalogue(self, connection: Connection) -> None:
         _check_last_was_read(connection, "the catalogue")
         message = ffi.new("engram_catalogue_message *")
-        _fill_header(message, lib.ENGRAM_KIND_CATALOGUE)
+        ring_messages.fill_header(message, lib.ENGRAM_KIND_CATALOGUE)
         message.catalogue_bytes = self._catalogue.bytes
         try:
             catalogue = reopen(self._catalogue.descriptor)
@@ -378,7 +312,7 @@ class RingListener:
             return
         if why is not None:
             _LOG.warning("%s: %s; connection closed", connection, why, extra=connection.context)
-            _send_refused(connection.socket, status, why)
+            ring_messages.send_refused(connection.socket, status, why)
         elif connection.session:
             _LOG.info("%s: session %d ended", connection, connection.session, extra=connection.context)
         self._pending.pop(connection, None)
@@ -396,63 +330,7 @@ class RingListener:
         connection.socket.close()
 
 
-def _kind_of(data: bytes) -> int:
-    """The kind of a message whose header is right. Raises Violation."""
-    if len(data) < _HEADER_BYTES:
-        raise Violation(f"sent {len(data)} bytes, less than a message's header of {_HEADER_BYTES}")
-    header = ffi.new("engram_message *")
-    ffi.buffer(header)[:] = data[:_HEADER_BYTES]
-    if header.magic != lib.ENGRAM_MESSAGE_MAGIC:
-        raise Violation(f"sent a message with magic {header.magic:#010x}, not {lib.ENGRAM_MESSAGE_MAGIC:#010x}")
-    if header.version != lib.ENGRAM_PROTOCOL_VERSION:
-        raise Violation(
-            f"sent a message of layout version {header.version}; this daemon speaks {lib.ENGRAM_PROTOCOL_VERSION}"
-        )
-    if header.bytes != len(data):
-        raise Violation(f"sent {len(data)} bytes in a message that says {header.bytes}")
-    return int(header.kind)
-
-
-def _handle_of(data: bytes) -> int:
-    """The handle that an engram_map_request names."""
-    _check_length(data, ffi.sizeof("engram_map_request"))
-    request = ffi.new("engram_map_request *")
-    ffi.buffer(request)[:] = data
-    return int(request.handle)
-
-
 def _check_last_was_read(connection: Connection, what: str) -> None:
     """Raises Violation where an answer is unread: descriptors in flight count against us."""
     if struct.unpack("i", fcntl.ioctl(connection.socket, termios.TIOCOUTQ, bytes(4)))[0]:
         raise Violation(f"asks for {what} without having read the last answer")
-
-
-def _check_length(data: bytes, expected: int) -> None:
-    if len(data) != expected:
-        raise Violation(f"sent a message of {len(data)} bytes where its kind takes {expected}")
-
-
-def _fill_header(message: Any, kind: int) -> None:
-    message.message.magic = lib.ENGRAM_MESSAGE_MAGIC
-    message.message.version = lib.ENGRAM_PROTOCOL_VERSION
-    message.message.kind = kind
-    message.message.bytes = ffi.sizeof(ffi.typeof(message).item)
-
-
-def _send_refused(target: socket.socket, status: int, text: str) -> None:
-    """Tells a client why, if it listens; it may be gone or may not read, and neither is our concern."""
-    refused = ffi.new("engram_refused *")
-    _fill_header(refused, lib.ENGRAM_KIND_REFUSED)
-    refused.status = status
-    limit = ffi.sizeof(refused.text) - 1
-    refused.text = text.encode()[:limit].decode("utf-8", "ignore").encode()
-    try:
-        target.send(bytes(ffi.buffer(refused)), socket.MSG_NOSIGNAL)
-    except OSError:
-        _LOG.debug("a refusal was not taken", exc_info=True)
-
-
-def _printable(name: bytes) -> str:
-    """A client's name for the log: one line, whatever it sent."""
-    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return "".join(character if character.isprintable() else "?" for character in text)
