@@ -107,7 +107,8 @@ def ask_statistics(client: ControlClient, histograms: bool = False) -> dict[str,
 
 def report(stats: dict[str, Any]) -> str:
     """The statistics as aligned text."""
-    dram, arenas, reader = stats["dram"], stats["arenas"], stats["reader"]
+    dram, arenas, reader, scrub = stats["dram"], stats["arenas"], stats["reader"], stats["scrub"]
+    dropped = f"; {reader['prefetch_dropped_rows']:,} rows' prefetch dropped" if reader["prefetch_dropped_rows"] else ""
     lines = [
         f"engramd {stats['version']}, pid {stats['pid']}, up {_duration(stats['uptime_s'])}",
         "",
@@ -115,7 +116,8 @@ def report(stats: dict[str, Any]) -> str:
         f"{format_size(dram['metadata_bytes'])} of it index; {format_size(dram['huge_bytes'])} in huge pages; "
         f"{dram['rows_cached']:,} rows",
         f"arenas    {arenas['count']} with {format_size(arenas['bytes'])} of {format_size(arenas['limit_bytes'])}",
-        f"reader    {reader['kind']}, {reader['in_flight']} of {reader['in_flight_cap']} reads in flight",
+        f"reader    {reader['kind']}, {reader['in_flight']} of {reader['in_flight_cap']} reads in flight{dropped}",
+        f"scrub     {scrub['passes']} passes over a layer, {scrub['bad_pages']} bad pages",
     ]
     for table in stats["tables"]:
         lines += [

@@ -33,6 +33,9 @@ METRICS: dict[str, tuple[str, str]] = {
     "engramd_reads_in_flight": ("gauge", "Reads that the drive has been given and has not answered."),
     "engramd_reads_in_flight_limit": ("gauge", "Most reads in flight at once."),
     "engramd_prefetch_dropped_rows_total": ("counter", "Rows whose prefetch was dropped because the queue was full."),
+    "engramd_prefetch_queued_rows": ("gauge", "Rows that wait to be prefetched."),
+    "engramd_scrub_passes_total": ("counter", "Layers that background verification has read to their end."),
+    "engramd_scrub_bad_pages": ("gauge", "Bad pages that background verification found in its last pass or this one."),
     "engramd_dram_budget_bytes": ("gauge", "DRAM budget."),
     "engramd_dram_used_bytes": ("gauge", "DRAM used by rows and their index."),
     "engramd_dram_index_bytes": ("gauge", "DRAM used by the index alone."),
@@ -75,6 +78,9 @@ def _samples(stats: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float
     yield "engramd_reads_in_flight", {}, reader["in_flight"]
     yield "engramd_reads_in_flight_limit", {}, reader["in_flight_cap"]
     yield "engramd_prefetch_dropped_rows_total", {}, reader["prefetch_dropped_rows"]
+    yield "engramd_prefetch_queued_rows", {}, reader["prefetch_queued_rows"]
+    yield "engramd_scrub_passes_total", {}, stats["scrub"]["passes"]
+    yield "engramd_scrub_bad_pages", {}, stats["scrub"]["bad_pages"]
     yield "engramd_dram_budget_bytes", {}, dram["budget_bytes"]
     yield "engramd_dram_used_bytes", {}, dram["used_bytes"]
     yield "engramd_dram_index_bytes", {}, dram["metadata_bytes"]

@@ -254,10 +254,13 @@ def test_dockerfile() -> None:
             assert (ROOT / value.split()[0]).exists()
 
 
-def test_every_query_of_the_dashboard_names_metrics_that_exist() -> None:
+def test_every_query_of_dashboard_and_alerts_names_metrics_that_exist() -> None:
     dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    alerts = re.findall(r"^\|.*\| `(.*engramd_.*)` \|$", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE)
+    assert len(alerts) >= 5
+    queries += [alert.replace("\\|", "|") for alert in alerts]
     series = {
         f"{name}{suffix}"
         for name, (kind, _) in METRICS.items()

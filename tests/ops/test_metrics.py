@@ -116,11 +116,16 @@ def test_labels_are_escaped() -> None:
         "tables": [{"name": name, "generation": 1, "layers": [{**layer, "layer": 1, "tier": "cached", "errors": {}}]}],
         "dram": dict.fromkeys(("budget_bytes", "used_bytes", "metadata_bytes", "huge_bytes", "rows_cached"), 0),
         "arenas": {"count": 0, "bytes": 0, "limit_bytes": 1 << 60},
-        "reader": {"kind": "pread", "in_flight": 0, "in_flight_cap": 1, "prefetch_dropped_rows": 0},
+        "reader": {
+            "kind": "pread", "in_flight": 0, "in_flight_cap": 1, "prefetch_dropped_rows": 0, "prefetch_queued_rows": 7,
+        },
+        "scrub": {"passes": 3, "bad_pages": 2},
         "latency_histogram_ns": {"1-256": {"sum": 5000, "buckets": [[1025, 2], [3000, 1], [1 << 62, 1]]}},
     }  # fmt: skip
     families = {family.name: family for family in text_string_to_metric_families(exposition(stats))}
     assert families["engramd_table_generation"].samples[0].labels == {"table": name}
+    for gauge, value in (("engramd_scrub_bad_pages", 2), ("engramd_prefetch_queued_rows", 7)):
+        assert families[gauge].samples[0].value == value
     buckets = {
         sample.labels["le"]: sample.value
         for sample in families["engramd_request_duration_seconds"].samples

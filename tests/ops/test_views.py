@@ -56,6 +56,16 @@ def test_a_restart_and_a_reload_count_from_zero() -> None:
     assert rates(sample(1, 9000, []), sample(2, 400, [], generation=2)).rows == 400
 
 
+def test_the_report(start_daemon: Any, load: Any, engramd: Callable[..., Any]) -> None:
+    daemon = start_daemon()
+    work = load(daemon)
+    work.run(5)
+    done = engramd("stats", "--socket", daemon.socket)
+    assert done.returncode == 0, done.stderr
+    for words in (f"pid {daemon.pid}", "DRAM hits", "scrub     0 passes over a layer, 0 bad pages", f"{work.rows:,}"):
+        assert words in done.stdout
+
+
 def test_lines_when_piped(start_daemon: Any, load: Any, engramd: Callable[..., Any]) -> None:
     daemon = start_daemon()
     work = load(daemon)
