@@ -17,8 +17,7 @@ import engram_client
 import numpy as np
 
 from bench.cache_quality import COLUMNS, SAMPLE, SIZES_GIB
-from bench.environment import ROW_BYTES, Ids, Settings, Table, documents, hasher_for, tokenizer_path
-from bench.hasher import PUBLISHED_CONFIG
+from bench.environment import PUBLISHED_CONFIG, ROW_BYTES, Ids, Settings, Table, documents, hasher_for, tokenizer_path
 from bench.record_cost import recording
 from engramd.cache_simulation import LAYER_SHIFT, CacheSimulation, simulate
 from engramd.measure.daemon import ENGRAMD, Daemon

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bench.environment import Settings, documents, hasher_for
-from bench.hasher import PUBLISHED_CONFIG
+from bench.environment import PUBLISHED_CONFIG, ROW_BYTES, Settings, documents, hasher_for
 from engramd._engine import ffi, lib
 from engramd.cache_simulation import simulate
 from engramd.measure.report import Question
@@ -43,7 +42,7 @@ def measure(settings: Settings) -> Question:
     )
     hits = ffi.new("uint64_t[2]")
     for size in SIZES_GIB:
-        capacity = (size << 30) // 264 // SAMPLE
+        capacity = (size << 30) // ROW_BYTES // SAMPLE
         ours = simulate(ids, capacity)
         half, whole = ours.second_half_hits / ours.second_half_requests, ours.hits / ours.requests
         for peer in PEERS:

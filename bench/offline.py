@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 
 import engram_client
@@ -75,9 +77,6 @@ def measure(settings: Settings, files: Table) -> Question:
 
 
 def _python_start_s() -> float:
-    import subprocess
-    import sys
-
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import numpy, zmq"], check=True)
     return time.perf_counter() - began

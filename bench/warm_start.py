@@ -15,8 +15,7 @@ import numpy.typing as npt
 from engram_client.hasher import NgramHasher
 
 from bench.cache_quality import COLUMNS, SAMPLE, SIZES_GIB
-from bench.environment import ROW_BYTES, Ids, Settings, documents, hasher_for
-from bench.hasher import PUBLISHED_CONFIG
+from bench.environment import PUBLISHED_CONFIG, ROW_BYTES, Ids, Settings, documents, hasher_for
 from engramd._engine import lib
 from engramd.cache_simulation import CacheSimulation
 from engramd.cli.warm import FILL_SHARE
