@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
 from engramd.private_file import replacing
+from engramd.table.codec import crc32c
 
 MAGIC = b"ENGHEAT1"
 MAX_BLOCK_ROWS = 65_536
@@ -38,10 +38,10 @@ def write(path: str, identity: str, blocks: Iterable[Block]) -> int:
             if not block.rows:
                 continue
             content = _BLOCK_HEAD.pack(block.layer, len(block.rows)) + block.rows.tobytes()
-            file.write(content + _CHECKSUM.pack(_crc32c(content)))
+            file.write(content + _CHECKSUM.pack(crc32c(content)))
             count += len(block.rows)
         end = _BLOCK_HEAD.pack(_END_LAYER, 0)
-        file.write(end + _CHECKSUM.pack(_crc32c(end)))
+        file.write(end + _CHECKSUM.pack(crc32c(end)))
     return count
 
 
@@ -67,14 +67,10 @@ def read(path: str, identity: str | None = None) -> Iterator[Block]:
                 raise EngramdError(f"{path}: the block at byte {begin} is damaged")
             rows = file.read(8 * count)
             checksum = file.read(_CHECKSUM.size)
-            if len(rows) < 8 * count or checksum != _CHECKSUM.pack(_crc32c(content + rows)):
+            if len(rows) < 8 * count or checksum != _CHECKSUM.pack(crc32c(content + rows)):
                 raise EngramdError(f"{path}: the block at byte {begin} does not match its checksum")
             if layer == _END_LAYER:
                 return
             block = Block(layer, array("Q"))
             block.rows.frombytes(rows)
             yield block
-
-
-def _crc32c(content: bytes) -> int:
-    return int(lib.engram_crc32c(0, ffi.from_buffer(content), len(content)))

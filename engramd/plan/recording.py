@@ -22,6 +22,7 @@ from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
 from engramd.plan.stream import KEY_ROW_BITS, Column, Stream
 from engramd.private_file import replacing
+from engramd.table.codec import crc32c
 
 MAGIC = b"ENGREC01"
 MAX_HEADER_BYTES = 1 << 20
@@ -57,12 +58,6 @@ class Recording:
     keys: NDArray[np.uint64]
 
 
-def crc32c(data: Any, crc: int = 0) -> int:
-    """CRC32C of a buffer, continuing from `crc`."""
-    view = ffi.from_buffer(data)
-    return int(lib.engram_crc32c(crc, view, len(view)))
-
-
 def thin(keys: NDArray[np.uint64], threshold: int) -> NDArray[np.uint64]:
     """The keys that a lower threshold would have sampled; `keys` is overwritten."""
     kept = lib.engram_thin_samples(ffi.from_buffer("uint64_t[]", keys, require_writable=True), keys.size, threshold)
@@ -82,12 +77,12 @@ def write(path: str, recording: Recording) -> None:
     ).encode()
     header += b" " * (-len(header) % 8)
     head = MAGIC + struct.pack("<II", len(header), 0) + header
-    keys = recording.keys.astype("<u8", copy=False)
-    checksum = crc32c(keys, crc32c(head)) if keys.size else crc32c(head)
+    keys = recording.keys.astype("<u8", copy=False).data
+    checksum = crc32c(keys, crc32c(head))
     try:
         with replacing(path) as file:
             file.write(head)
-            file.write(keys.data)
+            file.write(keys)
             file.write(struct.pack("<I", checksum))
     except OSError as error:
         raise EngramdError(f"{path}: cannot be written: {error.strerror}") from None
