@@ -46,6 +46,20 @@ inline bool rows_match(const uint8_t* rows, const std::vector<int64_t>& ids) {
   return true;
 }
 
+// A fetch of `ids` in packed layout, or, where there is room for scales, in split layout. The vector must outlive it.
+inline engram_fetch fetch_of(const std::vector<int64_t>& ids, uint8_t* rows, uint8_t* scales = nullptr) {
+  engram_fetch fetch{};
+  fetch.layer = &kLayer;
+  fetch.ids = ids.data();
+  fetch.rows = rows;
+  fetch.scales = scales;
+  fetch.row_count = ids.size();
+  fetch.id_bytes = 8;
+  fetch.layout = scales != nullptr ? ENGRAM_LAYOUT_SPLIT : ENGRAM_LAYOUT_PACKED;
+  fetch.operation = ENGRAM_OPERATION_FETCH;
+  return fetch;
+}
+
 inline std::vector<int64_t> some_ids(std::size_t count) {
   std::vector<int64_t> ids(count);
   for (std::size_t i = 0; i < count; ++i) ids[i] = static_cast<int64_t>((i * 7919) % (kRows + 1)) - 1;

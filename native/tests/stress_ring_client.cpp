@@ -27,13 +27,7 @@ int work(engram_session* session, int seed, int rounds, const std::atomic<bool>&
     const std::vector<int64_t> ids = some_ids(static_cast<std::size_t>(1 + (i * 37 + seed) % 400));
     if (i % 5 == 0) {
       std::vector<uint8_t> rows(ids.size() * kRowBytes);
-      engram_fetch fetch{};
-      fetch.layer = &kLayer;
-      fetch.ids = ids.data();
-      fetch.rows = rows.data();
-      fetch.row_count = ids.size();
-      fetch.id_bytes = 8;
-      fetch.operation = ENGRAM_OPERATION_FETCH;
+      engram_fetch fetch = fetch_of(ids, rows.data());
       const int status = engram_fetch_run(session, &fetch, -1, nullptr);
       if (status == ENGRAM_CLIENT_CLOSED) return faults;
       if (status != 0 || !rows_match(rows.data(), ids)) ++faults;
