@@ -83,9 +83,12 @@ class _Link:
             keys.apply(self.socket)
         self.monitor = self.socket.get_monitor_socket(_LOSS_EVENTS)
         self.socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
+        self._poller.register(self.monitor, zmq.POLLIN)
 
     def is_lost(self) -> bool:
-        return bool(self.monitor.poll(0))
+        return bool(self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
     def loss(self, target: str) -> str:
         """In words, once is_lost()."""
@@ -97,11 +100,8 @@ class _Link:
         return f"lost the daemon at {target}, or nobody answers there"
 
     def wait(self, timeout_ms: int) -> bool:
-        """Whether a reply or a loss is there."""
-        poller = zmq.Poller()
-        poller.register(self.socket, zmq.POLLIN)
-        poller.register(self.monitor, zmq.POLLIN)
-        return bool(poller.poll(timeout_ms))
+        """Waits for a reply or a loss; whether a reply is there."""
+        return any(ready is self.socket for ready, _ in self._poller.poll(timeout_ms))
 
     def close(self) -> None:
         if self.socket.closed:  # the garbage collector may have taken it first
@@ -127,8 +127,7 @@ class ControlRequest:
         deadline = deadline_of(timeout)
         while True:
             left_ms = SLICE_MS if deadline is None else min(SLICE_MS, int((deadline - time.monotonic()) * 1000) + 1)
-            link.wait(max(0, left_ms))
-            if link.socket.poll(0):
+            if link.wait(max(0, left_ms)):
                 break
             if self._channel.is_closed:
                 self.drop()

@@ -1,60 +1,42 @@
 """The control plane: a ZeroMQ ROUTER whose verbs are statistics, administration and `fetch` with rows inline.
 
-Every frame is hostile until checked (engramd.daemon.messages). Verbs that wait run on the worker pool; only the event
-loop's thread receives and sends. Nothing here can block the loop: the queue, the bytes of ids and replies in
-flight and the queue towards each client are bounded, and what exceeds them is answered `Busy`.
+Every frame is hostile until checked (engramd.daemon.messages). Fetches are the engine's business
+(engramd.daemon.fetches), other verbs that wait run on the worker pool; only the event loop's thread receives and sends.
+Nothing here can block the loop: the queues, the bytes of ids and replies in flight and the queue towards each client
+are bounded, and what exceeds them is answered `Busy`.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import os
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
 from engramd import __version__
-from engramd._engine import ffi, lib
 from engramd.daemon import messages
 from engramd.daemon.administration import Administration
 from engramd.daemon.administrators import Administrators
 from engramd.daemon.control_memory import ByteBudget, Connection
-from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
+from engramd.daemon.control_peer import Peer
+from engramd.daemon.engine import Engine
+from engramd.daemon.fetches import Fetches
 from engramd.daemon.messages import MAX_BULK_BYTES, NoReply, Request, RequestError
 from engramd.daemon.reconfigure import Outcome, Reconfigure
 from engramd.daemon.sampling import TAKE_SAMPLES, Sampling
 from engramd.daemon.scrub import Scrubber
 from engramd.daemon.worker_pool import WorkerPool
 
-REQUEST_TIMEOUT_MS = 30_000
 MESSAGES_A_TURN = 64
 HIGH_WATER_MARK = 64  # messages towards or from one client
-SPLIT_REQUESTS_LIMIT = 256  # unfinished split requests that are remembered
 LINGER_MS = 500
 _LOG = logging.getLogger("engramd")
-_LAYOUTS = {"packed": lib.ENGRAM_LAYOUT_PACKED, "split": lib.ENGRAM_LAYOUT_SPLIT}
 _LOCAL_PEER = re.compile(r"localhost:(\d{1,10}):(\d{1,10}):(\d{1,10})", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Where a request came from and how to answer: the envelope's frames up to the request."""
-
-    endpoint: ControlEndpoint
-    envelope: tuple[bytes, ...]
-    uid: int | None  # None: not a local peer, or the transport does not say
-    connection: Connection | None = None
-
-    @property
-    def key(self) -> tuple[int, bytes]:
-        return id(self.endpoint), self.envelope[0]
 
 
 class Verbs:
@@ -79,12 +61,9 @@ class Verbs:
         self._administration = administration
         self._scrubber = scrubber
         self._administrators = administrators
-        self._layers: dict[tuple[str, int], ServedLayer] = {}
-        self.refresh()
         self._sampling = Sampling(engine)
         self.budget = ByteBudget(time.monotonic)
-        self._request_ids = itertools.count(1)
-        self._split_requests: OrderedDict[tuple[tuple[int, bytes], int], int] = OrderedDict()
+        self.fetches = Fetches(engine, self.budget, time.monotonic)
         self._verbs: dict[str, Callable[[Peer, Request, bytes | None], None]] = {
             "ping": self._ping,
             "tables": self._tables,
@@ -103,10 +82,6 @@ class Verbs:
             ),
             "record_stop": lambda peer, request, ids: self._sample(peer, request, self._sampling.stop_recording),
         }
-
-    def refresh(self) -> None:
-        """Takes the engine's layers as they are served now."""
-        self._layers = {(layer.table.name, layer.layer): layer for layer in self._engine.layers}
 
     def dispatch(self, peer: Peer, frames: list[bytes]) -> None:
         """Serves one request; frames are those behind the envelope."""
@@ -133,12 +108,12 @@ class Verbs:
             verb(peer, request, frames[1] if takes_ids else None)
         except RequestError as error:
             _LOG.debug("control request %s is refused: %s", context["request"], error, extra=context)
-            peer.endpoint.send(peer, [messages.reply_error(request, error)])
+            peer.send([messages.reply_error(request, error)])
         except Exception:  # noqa: BLE001 - a mistake in here must not end the daemon
-            peer.endpoint.send(peer, [unexpected(request)])
+            peer.send([unexpected(request)])
 
     def _ping(self, peer: Peer, request: Request, ids: bytes | None) -> None:
-        peer.endpoint.send(peer, [messages.reply_ok(request, version=__version__, pid=os.getpid())])
+        peer.send([messages.reply_ok(request, version=__version__, pid=os.getpid())])
 
     def _tables(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         tables = [
@@ -156,7 +131,7 @@ class Verbs:
         ]
         widest = max(layer.table.manifest.row_bytes for layer in self._engine.layers)
         limit = MAX_BULK_BYTES // max(widest, 8)
-        peer.endpoint.send(peer, [messages.reply_ok(request, tables=tables, max_fetch_rows=limit)])
+        peer.send([messages.reply_ok(request, tables=tables, max_fetch_rows=limit)])
 
     def _stats(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         with_histograms = bool(request.integer("histograms", 0, 1, default=0))
@@ -195,16 +170,16 @@ class Verbs:
         if not layers:
             served = ", ".join(sorted({layer.table.name for layer in self._engine.layers}))
             raise RequestError("UnknownTable", f"no table {table[:127]!r} is served; there is: {served}")
-        peer.endpoint.send(peer, [messages.reply_ok(request, layers=layers)])
+        peer.send([messages.reply_ok(request, layers=layers)])
 
     @staticmethod
     def _answer(peer: Peer, request: Request) -> Callable[[dict[str, object] | None, str | None], None]:
         def answer(fields: dict[str, object] | None, refusal: str | None) -> None:
             if fields is None:
                 error = RequestError("EngramError", refusal or "refused")
-                peer.endpoint.send(peer, [messages.reply_error(request, error)])
+                peer.send([messages.reply_error(request, error)])
             else:
-                peer.endpoint.send(peer, [messages.reply_ok(request, **fields)])
+                peer.send([messages.reply_ok(request, **fields)])
 
         return answer
 
@@ -226,47 +201,16 @@ class Verbs:
 
     def _shutdown(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         self._check_administrator(peer, request)
-        peer.endpoint.send(peer, [messages.reply_ok(request, pid=os.getpid())])
+        peer.send([messages.reply_ok(request, pid=os.getpid())])
         self._stop(f"shutdown asked for by uid {peer.uid}")
 
     def _fetch(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         assert ids is not None
-        layer = self._find_layer(request)
-        row_bytes = layer.table.manifest.row_bytes
-        native, count = self._native_request(peer, request, layer, ids, lib.ENGRAM_OPERATION_FETCH)
-        native.layout = request.choice("layout", _LAYOUTS, "packed")
-        reply_bytes = count * row_bytes
-        if reply_bytes > MAX_BULK_BYTES:
-            raise RequestError(
-                "EngramError",
-                f"fetch: {count} rows of {row_bytes} bytes are more than the {MAX_BULK_BYTES} bytes of one reply; "
-                f"ask for at most {MAX_BULK_BYTES // row_bytes} rows at once",
-            )
-        if count == 0:
-            peer.endpoint.send(peer, [messages.reply_ok(request), b""])
-            return
-
-        def work() -> list[Any]:
-            rows = bytearray(reply_bytes)
-            failure = self._engine.request(native, ids, rows, REQUEST_TIMEOUT_MS)
-            raise_failure(failure, layer)
-            return [messages.reply_ok(request), rows]
-
-        self._submit(peer, request, len(ids) + reply_bytes, work)
+        self.fetches.fetch(peer, request, ids)
 
     def _prefetch(self, peer: Peer, request: Request, ids: bytes | None) -> None:
         assert ids is not None
-        layer = self._find_layer(request)
-        native, count = self._native_request(peer, request, layer, ids, lib.ENGRAM_OPERATION_PREFETCH)
-        if count == 0:
-            peer.endpoint.send(peer, [messages.reply_ok(request)])
-            return
-
-        def work() -> list[Any]:
-            raise_failure(self._engine.request(native, ids, None, REQUEST_TIMEOUT_MS), layer)
-            return [messages.reply_ok(request)]
-
-        self._submit(peer, request, len(ids), work)
+        self.fetches.prefetch(peer, request, ids)
 
     def _submit(self, peer: Peer, request: Request, reserved: int, work: Callable[[], list[Any]]) -> None:
         """Lets the pool do the work and sends the frames that it returns or the RequestError that it raises. `reserved`
@@ -280,100 +224,17 @@ class Verbs:
                 frames = [messages.reply_error(request, error)]
             except Exception:  # noqa: BLE001 - whatever happens, the client gets an answer
                 frames = [unexpected(request)]
-            return lambda: self._finish(peer, frames, reserved)
+            return lambda: self.budget.give_back_when_sent(peer.send(frames), peer.key, reserved)
 
         if not self._pool.submit(task):
             self.budget.give_back(peer.key, reserved)
             raise RequestError("Busy", "the daemon's queue of control requests is full")
-
-    def _finish(self, peer: Peer, frames: list[Any], reserved: int) -> None:
-        tracker = peer.endpoint.send(peer, frames)
-        self.budget.give_back_when_sent(tracker, peer.key, reserved)
-
-    def _find_layer(self, request: Request) -> ServedLayer:
-        """The layer that a request names. Raises RequestError UnknownTable or TableMismatch."""
-        name, number = request.text("table"), request.integer("layer", 0, (1 << 31) - 1)
-        layer = self._layers.get((name, number))
-        if layer is None:
-            served = ", ".join(f"{layer.table.name} layer {layer.layer}" for layer in self._engine.layers[:16])
-            raise RequestError(
-                "UnknownTable", f"no table {name[:127]!r} with layer {number} is served; there is: {served}"
-            )
-        identity = request.text_or_none("identity")
-        if identity is not None and identity != layer.table.manifest.identity:
-            raise RequestError(
-                "TableMismatch",
-                f"table {name} layer {number} has identity {layer.table.manifest.identity}, not {identity[:64]!r}",
-            )
-        return layer
-
-    def _native_request(
-        self, peer: Peer, request: Request, layer: ServedLayer, ids: bytes, operation: int
-    ) -> tuple[Any, int]:
-        """(engram_request *, row count) with everything but the layout filled in. Raises RequestError."""
-        width = request.one_of("width", (4, 8))
-        if len(ids) % width:
-            raise RequestError(
-                "EngramError",
-                f"{request.verb}: {len(ids)} bytes of ids of width {width}, which does not divide them",
-            )
-        count = len(ids) // width
-        parts = request.integer("parts", 1, 1 << 31, default=1)
-        native = ffi.new("engram_request *")
-        native.operation = operation
-        native.handle = layer.handle
-        native.row_count = count
-        native.id_bytes = width
-        native.part_count = parts
-        native.part_index = request.integer("part", 0, parts - 1, default=0)
-        native.total_rows = request.integer("total", count, 1 << 62, default=count)
-        native.request_id = self._request_id(peer, request, parts)
-        return native, count
-
-    def _request_id(self, peer: Peer, request: Request, parts: int) -> int:
-        """A number of the daemon's own for the request, equal for the parts of one split request of one client."""
-        if parts == 1:
-            return next(self._request_ids)
-        key = (peer.key, request.integer("request", 0, (1 << 64) - 1))
-        number = self._split_requests.pop(key, None) or next(self._request_ids)
-        self._split_requests[key] = number
-        if len(self._split_requests) > SPLIT_REQUESTS_LIMIT:
-            self._split_requests.popitem(last=False)
-        return number
 
 
 def unexpected(request: Request) -> bytes:
     """The reply where the daemon itself is wrong; called while the exception is handled."""
     _LOG.exception("a control request cannot be handled", extra={"request": str(request.id)[:64]})
     return messages.reply_error(request, RequestError("EngramError", "internal error of the daemon (see its log)"))
-
-
-def raise_failure(failure: Any, layer: ServedLayer) -> None:
-    """Raises the RequestError that an engram_failure stands for, where it stands for one."""
-    if failure.status == lib.ENGRAM_STATUS_OK:
-        return
-    where = f"table {layer.table.name} layer {layer.layer}"
-    kind = ERROR_CLASSES.get(failure.status, "EngramError")
-    if failure.status == lib.ENGRAM_STATUS_ROW_ID:
-        text = (
-            f"row id {failure.row_id} at position {failure.position} is outside {where}: "
-            f"ids are -1 (zeros) or 0 .. {layer.rows - 1} ({layer.rows} rows)"
-        )
-        raise RequestError(kind, text, position=failure.position, row_id=failure.row_id)
-    if failure.status == lib.ENGRAM_STATUS_PAGE_CORRUPT:
-        text = f"{where}: row {failure.row_id} in page {failure.page} does not match its checksum"
-        raise RequestError(kind, text, page=failure.page, row_id=failure.row_id)
-    if failure.status == lib.ENGRAM_STATUS_READ_FAILED:
-        number = abs(failure.error_number)
-        text = f"{where}: page {failure.page} (row {failure.row_id}) cannot be read: {os.strerror(number)}"
-        raise RequestError(kind, text, page=failure.page, row_id=failure.row_id, errno=number)
-    texts = {
-        lib.ENGRAM_STATUS_BUSY: "a limit of the daemon is reached",
-        lib.ENGRAM_STATUS_TIMEOUT: f"not served within {REQUEST_TIMEOUT_MS / 1000:g} s",
-        lib.ENGRAM_STATUS_STOPPING: "the daemon is stopping",
-        lib.ENGRAM_STATUS_STALE: "this generation is no longer served",
-    }
-    raise RequestError(kind, f"{where}: {texts.get(failure.status, f'refused with status {failure.status}')}")
 
 
 class ControlEndpoint:
@@ -442,7 +303,7 @@ class ControlEndpoint:
         match = _LOCAL_PEER.fullmatch(address)
         return (int(match[1]), int(match[3])) if match else (None, None)
 
-    def send(self, peer: Peer, frames: list[Any]) -> Any:
+    def send(self, peer: Peer, frames: Sequence[Any]) -> Any:
         """Queues a reply; a client that is gone or takes none loses it. Returns a tracker of the last frame's memory,
         or None where it is free already."""
         try:

@@ -1,7 +1,7 @@
 """The native engine as Python objects: options in, counters and events out, status codes as error classes' names.
 
 Nothing here keeps state of its own beyond the handles given out. The cffi calls release the GIL; calls that wait
-(`request`, `drain`) are not for the event loop's thread, except `drain` at the very end.
+(`warm`, `drain`) are not for the event loop's thread, except `drain` at the very end.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ class Engine:
             raise
         self.state_descriptor = int(lib.engram_engine_state_descriptor(self._engine))
         self.event_descriptor = int(lib.engram_engine_event_descriptor(self._engine))
+        self.completion_descriptor = int(lib.engram_engine_completion_descriptor(self._engine))
+        self._completion = ffi.new("engram_completion *")
 
     @property
     def pointer(self) -> Any:
@@ -284,14 +286,23 @@ class Engine:
         """Ends a session; returns at once. Unknown ones are ignored."""
         lib.engram_engine_close_session(self._engine, session)
 
-    def request(self, request: Any, ids: bytes, out: bytearray | None, timeout_ms: int) -> Any:
-        """Serves one engram_request from private memory and returns the engram_failure. Waits; not for the loop."""
-        failure = ffi.new("engram_failure *")
-        target = ffi.NULL if out is None else ffi.from_buffer(out, require_writable=True)
-        failure.status = lib.engram_engine_request(
-            self._engine, request, ffi.from_buffer(ids), target, timeout_ms, failure
-        )
-        return failure
+    def submit(self, request: Any, ids: bytes, tag: int) -> int:
+        """Begins an engram_request from private memory, of which nothing is needed afterwards. 0: next_completion will
+        give its end, with this tag; else the ENGRAM_STATUS_* of a refusal, or -1 for want of memory."""
+        return int(lib.engram_engine_submit(self._engine, request, ffi.from_buffer(ids), tag))
+
+    def next_completion(self) -> tuple[int, Any, Any] | None:
+        """Takes one completion, or None: (tag, engram_failure valid until the next call, the rows of a fetch that
+        succeeded or None). The rows are a writable buffer that frees them with its last reference; it does not need the
+        engine. One thread at a time."""
+        completion = self._completion
+        if lib.engram_engine_next_completion(self._engine, completion) != 1:
+            return None
+        rows = None
+        if completion.rows != ffi.NULL:
+            size = completion.bytes
+            rows = ffi.buffer(ffi.gc(completion.rows, lib.engram_rows_free, size), size)
+        return completion.tag, completion.failure, rows
 
     def layer_counters(self) -> dict[int, dict[str, Any]]:
         """The fields of engram_layer_counters, by handle."""

@@ -151,6 +151,7 @@ class Service:
             self.stop,
         )
         self._verbs = verbs
+        self._selector.register(verbs.fetches.descriptor, selectors.EVENT_READ, verbs.fetches.collect)
         local = ControlEndpoint(context, verbs, knows_peers=True)
         cleanup.callback(local.close)
         local.bind_listener(self._sockets.path, self._sockets.control.detach())
@@ -187,7 +188,7 @@ class Service:
         self._catalogue = Catalogue(self._engine.layers, old.epoch + 1)
         self._ring.set_catalogue(self._catalogue)
         old.close()
-        self._verbs.refresh()
+        self._verbs.fetches.refresh()
 
     def run(self) -> int:
         """The event loop; returns the exit status once everything has drained."""
@@ -236,7 +237,7 @@ class Service:
         next_sign_of_life_s = self._watchdog.feed(now)
         deadlines = [self._ring.next_deadline()]
         if self._endpoints:
-            deadlines.append(self._verbs.budget.next_deadline())
+            deadlines += [self._verbs.budget.next_deadline(), self._verbs.fetches.next_deadline()]
         waits = [longest_s] if longest_s is not None else []
         if next_sign_of_life_s is not None:
             waits.append(next_sign_of_life_s)
@@ -249,6 +250,7 @@ class Service:
         self._ring.expire(time.monotonic())
         if self._endpoints:
             self._verbs.budget.expire()
+            self._verbs.fetches.expire()
 
     def _drain(self) -> None:
         """Lets running requests finish: new ones are refused, nothing is waited for longer than DRAIN_TIMEOUT_S. A
@@ -258,14 +260,18 @@ class Service:
         first_reason, self._stop_reason = self._stop_reason, None
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         drained = False
-        while not (drained and self._pool.is_idle):
+        while not (drained and self._is_idle()):
             if time.monotonic() >= deadline or self._stop_reason is not None:
                 _LOG.warning("not all requests finished after %s; stopping anyway", self._stop_reason or first_reason)
                 break
             drained = self._engine.drain(DRAIN_SLICE_MS)
-            self._turn(0.0 if drained and self._pool.is_idle else 0.001)
+            self._turn(0.0 if drained and self._is_idle() else 0.001)
         else:
             _LOG.info("drained")
+
+    def _is_idle(self) -> bool:
+        """Whether every control request has been answered."""
+        return self._pool.is_idle and self._verbs.fetches.is_idle
 
     def _ready_line(self) -> str:
         from engramd.daemon.engine import READER_NAMES, TIER_NAMES, page_size_note

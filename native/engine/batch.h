@@ -2,32 +2,19 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "engine/copy_row.h"
 #include "engine/layer.h"
+#include "engine/local_request.h"
 #include "engine/miss_pages.h"
 #include "engram/engine.h"
 
 namespace engram {
 
 class RingSession;
-
-// A request made inside the daemon (control plane). Shared by the caller, who may give up waiting, and the worker.
-struct LocalRequest {
-  engram_request request{};
-  std::vector<std::uint8_t> ids;    // row_count x id_bytes
-  std::vector<std::uint8_t> reply;  // filled by the worker
-  bool warm = false;                // a prefetch that is answered when its rows are there, and counts as background
-
-  std::mutex mutex;
-  std::condition_variable done;
-  engram_failure outcome{};  // status EMPTY until it is done; under mutex
-};
 
 // A batch whose look-up several workers share (worker_shared.cpp).
 struct SharedLookUp {

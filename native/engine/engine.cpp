@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <thread>
 
 #include "io/fault_reader.h"
@@ -57,7 +59,7 @@ std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::
   }
   if (!prepare_faults(error)) return nullptr;
   std::unique_ptr<Engine> engine(new Engine(options));
-  if (engine->shared_.events.descriptor() < 0) {
+  if (engine->shared_.events.descriptor() < 0 || engine->shared_.completions.descriptor() < 0) {
     error = std::string("eventfd: ") + std::strerror(errno);
     return nullptr;
   }
@@ -233,25 +235,23 @@ void Engine::close_session(std::uint64_t id) {
   sessions_.erase(entry);
 }
 
-std::uint32_t Engine::run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms) {
+void Engine::start_local(const std::shared_ptr<LocalRequest>& local) {
   workers_[next_local_worker_.fetch_add(1) % workers_.size()]->add_local(local);
+}
+
+std::uint32_t Engine::run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms) {
+  start_local(local);
   std::unique_lock lock(local->mutex);
   const auto is_done = [&] { return local->outcome.status != ENGRAM_STATUS_EMPTY; };
   if (!local->done.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done)) return ENGRAM_STATUS_TIMEOUT;
   return local->outcome.status;
 }
 
-std::uint32_t Engine::request(const engram_request& given, const void* ids, void* out, std::uint32_t timeout_ms,
-                              engram_failure* failure) {
-  *failure = {};
+std::uint32_t Engine::submit(const engram_request& given, const void* ids, std::uint64_t tag) {
   const Layer* layer = shared_.layer(given.handle);
-  const auto refuse = [&](std::uint32_t status) {
-    failure->status = status;
-    return status;
-  };
-  if (layer == nullptr) return refuse(ENGRAM_STATUS_UNKNOWN_TABLE);
+  if (layer == nullptr) return ENGRAM_STATUS_UNKNOWN_TABLE;
   if (given.row_count > kMaxLocalRows || (given.id_bytes != 4 && given.id_bytes != 8)) {
-    return refuse(ENGRAM_STATUS_BAD_REQUEST);
+    return ENGRAM_STATUS_BAD_REQUEST;
   }
   const auto local = std::make_shared<LocalRequest>();
   local->request = given;
@@ -259,13 +259,28 @@ std::uint32_t Engine::request(const engram_request& given, const void* ids, void
   local->request.reply_offset = 0;
   const auto* bytes = static_cast<const std::uint8_t*>(ids);
   local->ids.assign(bytes, bytes + std::uint64_t{given.row_count} * given.id_bytes);
-  const bool fetch = given.operation == ENGRAM_OPERATION_FETCH;
-  if (fetch) local->reply.resize(std::uint64_t{given.row_count} * layer->row_bytes);
-  const std::uint32_t status = run_local(local, timeout_ms);
-  if (status == ENGRAM_STATUS_TIMEOUT) return refuse(status);
-  *failure = local->outcome;
-  if (fetch && status == ENGRAM_STATUS_OK) std::memcpy(out, local->reply.data(), local->reply.size());
-  return status;
+  if (given.operation == ENGRAM_OPERATION_FETCH && given.row_count != 0) {
+    local->reply_bytes = std::uint64_t{given.row_count} * layer->row_bytes;
+    local->reply.reset(static_cast<std::uint8_t*>(std::malloc(local->reply_bytes)));
+    if (local->reply == nullptr) throw std::bad_alloc();
+  }
+  local->completions = &shared_.completions;
+  local->tag = tag;
+  start_local(local);
+  return 0;
+}
+
+bool Engine::next_completion(engram_completion* completion) {
+  std::shared_ptr<LocalRequest> local;
+  if (!shared_.completions.pop(&local)) return false;
+  *completion = {};
+  completion->tag = local->tag;
+  completion->failure = local->outcome;
+  if (local->outcome.status == ENGRAM_STATUS_OK) {
+    completion->bytes = local->reply_bytes;
+    completion->rows = local->reply.release();
+  }
+  return true;
 }
 
 std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint64_t capacity) {

@@ -40,8 +40,8 @@ class Engine {
                              engram_welcome* welcome, engram_session_descriptors* descriptors, std::string& error);
   std::uint32_t start_session(std::uint64_t session, std::string& error);
   void close_session(std::uint64_t session);
-  std::uint32_t request(const engram_request& request, const void* ids, void* out, std::uint32_t timeout_ms,
-                        engram_failure* failure);
+  std::uint32_t submit(const engram_request& request, const void* ids, std::uint64_t tag);
+  bool next_completion(engram_completion* completion);
 
   std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity);
   std::uint64_t session_counters(engram_session_counters* counters, std::uint64_t capacity);
@@ -77,6 +77,7 @@ class Engine {
                          std::string& error) const;
   std::vector<Layer*> served_layers() const;
 
+  void start_local(const std::shared_ptr<LocalRequest>& local);
   std::uint32_t run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms);
   template <typename Rows, typename... Arguments>
   std::shared_ptr<Rows> make_dram(Arguments&&... arguments);

@@ -103,11 +103,21 @@ void engram_engine_close_session(engram_engine* engine, uint64_t session) {
   });
 }
 
-int engram_engine_request(engram_engine* engine, const engram_request* request, const void* ids, void* out,
-                          uint32_t timeout_ms, engram_failure* failure) {
-  return guarded(nullptr, 0, [&](std::string&) {
-    return static_cast<int>(engine->engine->request(*request, ids, out, timeout_ms, failure));
-  });
+int engram_engine_submit(engram_engine* engine, const engram_request* request, const void* ids, uint64_t tag) {
+  return guarded(nullptr, 0,
+                 [&](std::string&) { return static_cast<int>(engine->engine->submit(*request, ids, tag)); });
+}
+
+int engram_engine_completion_descriptor(engram_engine* engine) {
+  return engine->engine->shared().completions.descriptor();
+}
+
+int engram_engine_next_completion(engram_engine* engine, engram_completion* completion) {
+  return engine->engine->next_completion(completion) ? 1 : 0;
+}
+
+void engram_rows_free(uint8_t* rows) {
+  engram::FreeRows{}(rows);
 }
 
 uint64_t engram_engine_layer_counters(engram_engine* engine, engram_layer_counters* counters, uint64_t capacity) {

@@ -45,6 +45,7 @@ struct EngineShared {
   std::vector<std::atomic<Layer*>> layers{kMaxHandles};
   std::unique_ptr<StatePage> state;
   EventQueue events;
+  CompletionQueue completions;          // of local requests that nobody waits for
   std::unique_ptr<RowSampler> sampler;  // made before the workers
   std::atomic<bool> stopping{false};
   std::vector<Worker*> workers;  // set before the first session

@@ -160,13 +160,13 @@ void Worker::begin_local_request(std::shared_ptr<LocalRequest> local) {
   batch->local = std::move(local);
   batch->request = batch->local->request;
   batch->taken_ns = now_ns();
-  const std::uint64_t reply_bytes = batch->local->reply.size();
+  const std::uint64_t reply_bytes = batch->local->reply_bytes;
   if (!check_request(batch->request, batch->local->ids.size(), reply_bytes, reply_bytes, batch->failure)) {
     refuse(std::move(batch));
     return;
   }
   batch->warm = batch->local->warm;
-  if (batch->request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = batch->local->reply.data();
+  if (batch->request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = batch->local->reply.get();
   const std::uint8_t* ids = batch->local->ids.data();
   begin_batch(std::move(batch), ids);
 }
@@ -340,11 +340,7 @@ void Worker::answer(Batch& batch, const engram_failure& outcome) {
     session->complete(batch.slot, outcome, batch.hits, batch.misses);
     if (session->closing && session->in_flight() == 0) retire_later_ = true;
   } else if (batch.local != nullptr) {
-    {
-      const std::lock_guard lock(batch.local->mutex);
-      batch.local->outcome = outcome;
-    }
-    batch.local->done.notify_all();
+    finish(std::move(batch.local), outcome);
   }
   open_requests_.fetch_sub(1, std::memory_order_seq_cst);
 }

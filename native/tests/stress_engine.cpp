@@ -1,8 +1,10 @@
 // The whole engine under churn, in one process: several clients, two workers, a tiny cache, prefetches, sessions that
-// end with requests in flight. Every reply is compared. Made for TSAN and ASAN as well.
+// end with requests in flight, the event loop's requests beside them. Every reply is compared. Made for TSAN and ASAN
+// as well.
+#include <map>
 #include <random>
 
-#include "engine_fixture.h"
+#include "local_fetch.h"
 
 using namespace engram_test;
 
@@ -60,7 +62,29 @@ TEST_CASE("concurrent clients get exact rows while the cache churns") {
         client.submit_only(0);
       }
     };
+    // As the event loop: one thread submits and takes completions, with up to eight requests in flight.
+    const auto event_loop = [&] {
+      std::mt19937_64 random(99);
+      std::map<std::uint64_t, std::vector<std::int64_t>> open;
+      std::uint64_t tag = 0;
+      while (tag < 6 * rounds() || !open.empty()) {
+        while (tag < 6 * rounds() && open.size() < 8) {
+          std::vector<std::int64_t> ids(1 + random() % (random() % 8 == 0 ? 3000 : 60));
+          for (auto& id : ids) id = static_cast<std::int64_t>(random() % 6001) - 1;
+          const engram_request request = local_request(engine.handles[0], ids.size());
+          if (engram_engine_submit(engine.get(), &request, ids.data(), tag) != 0) wrong.fetch_add(1);
+          open.emplace(tag++, std::move(ids));
+        }
+        for (const Completion& done : take_completions(engine.get())) {
+          if (done.failure.status != ENGRAM_STATUS_OK || !reply_is(table, done.rows.get(), open.at(done.tag))) {
+            wrong.fetch_add(1);
+          }
+          open.erase(done.tag);
+        }
+      }
+    };
     std::vector<std::thread> threads;
+    threads.emplace_back(event_loop);
     for (std::uint64_t seed = 0; seed < 3; ++seed) threads.emplace_back(client_thread, seed + 1);
     for (std::thread& thread : threads) thread.join();
     CHECK(wrong.load() == 0);

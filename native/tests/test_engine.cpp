@@ -429,27 +429,6 @@ TEST_CASE("the client can neither write the arena nor resize, punch or reseal an
   CHECK(client.fetch(engine.handles[0], {1, 2, 3}) == ENGRAM_STATUS_OK);
 }
 
-TEST_CASE("requests inside the daemon give the same rows") {
-  const TableFile table(1000);
-  TestEngine engine({&table}, small_options(1 << 17));
-  const std::vector<std::int64_t> ids{4, -1, 999};
-  std::vector<std::uint8_t> out(ids.size() * 264);
-  engram_request request{};
-  request.operation = ENGRAM_OPERATION_FETCH;
-  request.handle = engine.handles[0];
-  request.row_count = 3;
-  request.id_bytes = 8;
-  request.part_count = 1;
-  engram_failure failure{};
-  REQUIRE(engram_engine_request(engine.get(), &request, ids.data(), out.data(), 20'000, &failure) == ENGRAM_STATUS_OK);
-  CHECK(reply_is(table, out.data(), ids));
-  const std::vector<std::int64_t> bad{4, 1000, 2};
-  REQUIRE(engram_engine_request(engine.get(), &request, bad.data(), out.data(), 20'000, &failure) ==
-          ENGRAM_STATUS_ROW_ID);
-  CHECK(failure.position == 1);
-  CHECK(failure.row_id == 1000);
-}
-
 TEST_CASE("draining answers what runs and refuses what comes") {
   const TableFile table(1000);
   TestEngine engine({&table}, small_options(0));

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,17 @@ with atheris.instrument_imports(include=["engramd"]):
     from engramd import strict_json
     from engramd.checkpoint import safetensors
     from engramd.config import Settings, TablePath
-    from engramd.daemon import administrators, control, log, messages, ring_listener, scrub, session_quota, tables
+    from engramd.daemon import (
+        administrators,
+        control,
+        control_peer,
+        log,
+        messages,
+        ring_listener,
+        scrub,
+        session_quota,
+        tables,
+    )
     from engramd.daemon import engine as engines
     from engramd.daemon.catalogue import Catalogue
     from engramd.errors import EngramdError
@@ -115,7 +126,7 @@ class Forbidden:
 class Replies:
     """An endpoint that reads every reply."""
 
-    def send(self, peer: control.Peer, frames: list[Any]) -> None:
+    def send(self, peer: control_peer.Peer, frames: Sequence[Any]) -> None:
         first = msgpack.unpackb(bytes(frames[0]), strict_map_key=False)
         if "internal error" in first.get("text", ""):
             raise AssertionError(f"the daemon met an error of its own: {first}")
@@ -158,8 +169,11 @@ def control_target() -> Callable[[bytes], None]:
         if data.ConsumeIntInRange(0, 9) == 0:
             frames.append(b"")
         uid = data.PickValueInList([None, STRANGER])
-        peer = control.Peer(endpoint, (data.ConsumeBytes(1),), uid)  # type: ignore[arg-type]
+        peer = control_peer.Peer(endpoint, (data.ConsumeBytes(1),), uid)
         verbs.dispatch(peer, frames[: messages.MAX_FRAMES - 1])
+        while not verbs.fetches.is_idle:
+            select.select([verbs.fetches.descriptor], [], [])
+            verbs.fetches.collect()
         if verbs.budget.reserved_bytes != 0:
             raise AssertionError(f"{verbs.budget.reserved_bytes} bytes stay reserved")
 

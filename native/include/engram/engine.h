@@ -101,6 +101,14 @@ typedef struct engram_failure {
   uint64_t page;
 } engram_failure;
 
+/* The end of a request that was submitted. */
+typedef struct engram_completion {
+  uint64_t tag;
+  uint8_t* rows; /* of a fetch that succeeded: row_count x row_bytes, the taker's, for engram_rows_free; else NULL */
+  uint64_t bytes;
+  engram_failure failure; /* status OK where it succeeded */
+} engram_completion;
+
 typedef struct engram_layer_counters {
   uint32_t handle;
   uint32_t tier;       /* ENGRAM_TIER_* */
@@ -233,12 +241,17 @@ int engram_engine_start_session(engram_engine* engine, uint64_t session, char* e
 /* Returns at once; memory is freed when the session's reads have landed. Unknown sessions are ignored. */
 void engram_engine_close_session(engram_engine* engine, uint64_t session);
 
-/* Fetch into private memory, for the control plane. Waits (at most timeout_ms; ENGRAM_STATUS_TIMEOUT: `out` stays in
- * use no longer, the batch lands in memory of its own). ids: row_count x id_bytes. layout as ENGRAM_LAYOUT_*; out:
- * row_count x row_bytes. part/part_count/total_rows/request_id as in engram_request. operation: ENGRAM_OPERATION_*.
- * Returns ENGRAM_STATUS_*. */
-int engram_engine_request(engram_engine* engine, const engram_request* request, const void* ids, void* out,
-                          uint32_t timeout_ms, engram_failure* failure);
+/* A fetch or prefetch from private memory, for the control plane: copies the ids (row_count x id_bytes) and returns at
+ * once. 0: its completion will come, with this tag; else an ENGRAM_STATUS_* or -1 (out of memory), and none comes.
+ * operation: ENGRAM_OPERATION_*; layout, part_count, total_rows and request_id as in engram_request, offsets unused. */
+int engram_engine_submit(engram_engine* engine, const engram_request* request, const void* ids, uint64_t tag);
+/* An eventfd that turns readable with completions (owned by the engine; valid until destroy): read it, then take
+ * completions until there are none. */
+int engram_engine_completion_descriptor(engram_engine* engine);
+/* Takes one completion; 1, or 0 where there is none. */
+int engram_engine_next_completion(engram_engine* engine, engram_completion* completion);
+/* Any thread; NULL is ignored. The rows do not need their engine. */
+void engram_rows_free(uint8_t* rows);
 
 /* The DRAM budget in force. Waits for nothing; what follows may wait for a placement that is under way. */
 uint64_t engram_engine_budget_bytes(const engram_engine* engine);
