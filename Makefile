@@ -228,6 +228,7 @@ install: $(SETUP_DONE) ## program, service, user and folders, under DESTDIR and 
 	@test -e $(DESTDIR)/etc/engramd/engramd.toml || \
 	  install -D -m 644 deploy/engramd.toml $(DESTDIR)/etc/engramd/engramd.toml
 	@install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/engramd README.md CHANGELOG.md LICENSE docs/*.md
+	@install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/engramd/images docs/images/*
 	@install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/engramd deploy/grafana-dashboard.json deploy/seccomp-engramd.json
 	@echo "Installed. Next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload;"
 	@echo "name a table in /etc/engramd/engramd.toml; systemctl enable --now engramd"

@@ -35,9 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--rate",
         metavar="R",
         type=float,
-        default=1 / 64,
         help="share of the rows to begin with; falls by half whenever the sample is full, or rows come too fast to be "
-        "taken (default: 1/64)",
+        "taken (default: 1/64, of small tables more)",
     )
 
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     capacity = parse_size(args.memory) // 8
     if capacity < 4096:
         raise EngramdError(f"--memory {args.memory}: a sample needs at least 32KiB")
-    if not 0 < args.rate <= 1:
+    if args.rate is not None and not 0 < args.rate <= 1:
         raise EngramdError(f"--rate {args.rate:g}: the share of the rows is more than 0 and at most 1")
     if args.seconds is not None and not 0 < args.seconds <= 1e7:
         raise EngramdError(f"--seconds {args.seconds:g}: must be more than 0 and at most 10000000")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
 from engramd.plan.stream import Stream
+from engramd.sizes import format_size
 
 MIN_SIMULATED_ROWS = 256  # below, a cache's few reserved slots would tell in the result
 
@@ -89,8 +90,8 @@ def measure(stream: Stream, sizes: list[int], progress: Callable[[int], None] = 
     if not usable:
         smallest = int(MIN_SIMULATED_ROWS / stream.rate) * stream.row_bytes
         raise EngramdError(
-            f"no size can be simulated: the sample holds one row in {1 / stream.rate:.0f}, which serves for caches of "
-            f"at least {smallest} bytes; name larger sizes, or take a larger sample with --samples"
+            f"no size can be simulated: the sample holds one row in {1 / stream.rate:.0f}, which serves for caches "
+            f"of at least {format_size(smallest)}; name larger --sizes, or take more (--samples, --rate of `record`)"
         )
     next_uses = np.empty(stream.keys.size, np.uint32)
     key_pointer = ffi.from_buffer("uint64_t[]", stream.keys)

@@ -18,7 +18,8 @@ from engramd._engine import lib
 from engramd.errors import EngramdError
 from engramd.plan.recording import RecordedLayer, Recording, thin
 
-DEFAULT_RATE = 1 / 64
+LEAST_DEFAULT_RATE = 1 / 64
+DEFAULT_SAMPLED_ROWS = 1 << 18  # of all rows served: of small tables a fixed share would be too few for any curve
 POLL_S = 0.2
 BUFFER_SAMPLES = 1 << 20  # in the daemon: 8 MiB
 MIN_THRESHOLD = 1 << 8
@@ -33,11 +34,15 @@ class Daemon(Protocol):
 
 
 class Recorder:
-    """One recording. `capacity` samples of 8 bytes are kept at most."""
+    """One recording. `capacity` samples of 8 bytes are kept at most. rate: the share of the rows to begin with (None:
+    by the size of the daemon's tables). Raises EngramdError where the daemon does not answer."""
 
-    def __init__(self, daemon: Daemon, capacity: int, rate: float = DEFAULT_RATE) -> None:
+    def __init__(self, daemon: Daemon, capacity: int, rate: float | None = None) -> None:
         self._daemon = daemon
         self._capacity = capacity
+        if rate is None:
+            rows = sum(layer["rows"] for layer in daemon.ask("tables")["tables"])
+            rate = min(1.0, max(LEAST_DEFAULT_RATE, DEFAULT_SAMPLED_ROWS / rows))
         self.threshold = max(MIN_THRESHOLD, round(rate * lib.ENGRAM_SAMPLE_ALL))
         self._pieces: list[NDArray[np.uint64]] = []
         self.samples = 0

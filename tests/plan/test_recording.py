@@ -239,9 +239,8 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
             errors = live.communicate(timeout=DEADLINE_S)[1]
     finally:
         process.kill()
-    assert live.returncode in (0, 1), errors
-    # One row in 64 of so small a table is too few for a curve, and the refusal says so.
-    assert live.returncode == 0 or "--samples" in errors
+    # So small a table is recorded whole by default, until samples come too fast: enough for a curve.
+    assert live.returncode == 0, errors
     done = engramd("plan", "--recorded", path, "--sizes", "1MiB,4MiB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
