@@ -18,7 +18,7 @@ namespace engram {
 namespace {
 
 constexpr std::size_t kMaxDescriptors = 16;  // received at most; more than a welcome has, so that too many are noticed
-constexpr int kLookAtPeerMs = 20;
+constexpr int kLookAtPeerMs = 5;
 
 int wait_for(int socket, short events, const Deadline& deadline, engram_error* error) {
   while (true) {

@@ -8,8 +8,8 @@
 
 namespace engram {
 
-constexpr int64_t kSliceNs = 20'000'000;  // the longest sleep without a look at the daemon's life
-constexpr int64_t kSlotBits = 8;          // of a ticket; the rest is the serial
+constexpr int64_t kSliceNs = 5'000'000;  // the longest sleep without a look at the daemon's life
+constexpr int64_t kSlotBits = 8;         // of a ticket; the rest is the serial
 static_assert(ENGRAM_MAX_SLOTS == 1 << kSlotBits);
 
 template <typename Word>
