@@ -305,8 +305,11 @@ def test_a_child_does_not_hide_its_parents_death(start_daemon: Any, eventually: 
         parent.stdout.close()  # type: ignore[union-attr]
 
 
-def test_the_interpreters_end(start_daemon: Any) -> None:
+@pytest.mark.parametrize("keeper", ["__main__", "sys", "builtins"])  # which die in this order
+def test_the_interpreters_end(start_daemon: Any, keeper: str) -> None:
+    """Whatever is left open ends in silence, with whichever module it goes."""
     daemon = start_daemon()
+    daemon.wait_for_log("layer 1 is resident")
     script = (
         "import sys, threading, engram_client\n"
         "assert 'zmq' not in sys.modules and 'msgpack' not in sys.modules\n"
@@ -318,8 +321,11 @@ def test_the_interpreters_end(start_daemon: Any) -> None:
         "client.stats()\n"
         f"other = engram_client.connect('ipc-control:' + {daemon.socket!r})\n"
         "pending = other.table(layer=1).submit([1])\n"
-        "keep = [client, table, ticket, dropped, view, other, pending]\n"
+        "mapped = table.map()\n"
+        "keep = [client, table, ticket, dropped, view, other, pending, mapped, mapped.rows]\n"
         "keep.append(keep)\n"
+        f"import {keeper}\n"
+        f"{keeper}.keep = keep\n"
         "threading.Thread(target=lambda: [table.fetch([3]) for _ in range(10**7)], daemon=True).start()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
