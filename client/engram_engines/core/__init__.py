@@ -6,6 +6,7 @@ from .host_target import HostTarget
 from .mapped_layers import map_layers
 from .model_check import ModelMismatch, open_layers
 from .settings import EngineSettings, connect_when_up
+from .step_metrics import StepMetrics
 from .step_stager import ArenaTarget, LayerTarget, Part, Step, StepStager
 from .table_tensors import is_table_tensor, without_table_tensors
 
@@ -20,6 +21,7 @@ __all__ = [
     "ModelMismatch",
     "Part",
     "Step",
+    "StepMetrics",
     "StepStager",
     "check_shapes",
     "connect_when_up",

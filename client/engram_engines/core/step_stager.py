@@ -68,13 +68,15 @@ class ArenaTarget(LayerTarget):
 
 @dataclass(slots=True)
 class StageCounters:
-    """Sums over steps. Seconds are the host's: `store_wait_s` it waited for the daemon, by layer."""
+    """Sums over steps. Seconds are the host's: `store_wait_s` it waited for the daemon, by layer; `ids_wait_s` for ids,
+    which contains all that the device had to do before, and is added by whoever brings the ids to the host."""
 
     steps: int = 0
     failed_steps: int = 0
     tokens: int = 0
     rows: int = 0
     submissions: int = 0
+    ids_wait_s: float = 0.0
     store_wait_s: list[float] = field(default_factory=list)
 
 

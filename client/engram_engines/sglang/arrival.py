@@ -58,3 +58,4 @@ def _leaves(scheduler: Any, stager: DaemonRowStager, batch: Any, result: Any) ->
     if stager.lanes:
         copied = getattr(result, "copy_done", None)
         stager.check_graphs(copied if copied is not None else torch.cuda.current_stream())
+    stager.tell_metrics()

@@ -63,8 +63,6 @@ class LayerLookup:
         self._stager = StepStager(
             [make_target(table, max_ticket_rows, self._memory, device)], [0], columns, deadline_s=deadline_s
         )
-        #: Seconds the host waited for ids, which includes all that the device had to do before.
-        self.ids_wait_s = 0.0
 
     @property
     def counters(self) -> Any:
@@ -78,7 +76,7 @@ class LayerLookup:
         """
         began = time.perf_counter()
         host = indices.reshape(-1, 1, self._columns).contiguous().cpu().numpy()
-        self.ids_wait_s += time.perf_counter() - began
+        self.counters.ids_wait_s += time.perf_counter() - began
         rows = self._memory.allocate(host.shape[0], self._device)
         with self._stager.begin(host) as step:
             step.finish(0)

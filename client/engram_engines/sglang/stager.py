@@ -8,8 +8,6 @@ runs). Only the gather of 16 threads over a host table has become one request fo
 from __future__ import annotations
 
 import contextlib
-import logging
-import time
 from typing import Any
 
 import torch
@@ -23,22 +21,19 @@ from sglang.srt.runtime_context import get_model, get_parallel
 from ..core.mapped_layers import map_layers
 from ..core.model_check import open_layers
 from ..core.settings import EngineSettings, connect_when_up
+from ..core.step_metrics import StepMetrics
 from ..core.step_stager import StepStager
 from ..prefetch import ArrivalPrefetcher
 from .graph_lanes import GraphLanes
 from .lookups import LayerLookup, SplitRows, make_target
 from .mapped_rows import MappedRows
 
-logger = logging.getLogger(__name__)
-
-_REPORT_S = 60.0
-
 
 class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
     """Of one rank. Used by the scheduler's thread, which is the one that runs the model.
 
     hasher: SGLang's. positions: places of this rank's layers in the hash, in the order of the decoder, and tables:
-    theirs. prefetcher: of requests that wait; None on ranks that leave it to another.
+    theirs. prefetcher: of requests that wait; None on ranks that leave it to another. rank: what the metrics call it.
     """
 
     def __init__(
@@ -50,9 +45,11 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         device: torch.device,
         deadline_s: float,
         prefetcher: ArrivalPrefetcher | None = None,
+        rank: int = 0,
     ) -> None:
         self.hasher = hasher
         self.device = device
+        self._rank = rank
         self._client = client
         self.prefetcher = prefetcher
         self.lanes: list[GraphLanes] = []
@@ -68,7 +65,8 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
             for table, memory in zip(tables, self._memory, strict=True)
         ]
         self._stager = StepStager(targets, positions, columns, deadline_s=deadline_s)
-        self._report_at = time.monotonic() + _REPORT_S
+        layer_ids = [table.layer for table in tables]
+        self._metrics = [StepMetrics("prompt", rank, [(self.counters, layer_ids)])]
 
     @property
     def counters(self) -> Any:
@@ -109,7 +107,7 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
                 settings.socket, own_hasher, table_name=tables[0].name, dead_tokens=dead_tokens
             )
         positions = [module.layer_hash_index for module in engrams]
-        stager = cls(client, hasher, positions, tables, device, settings.deadline_s, prefetcher)
+        stager = cls(client, hasher, positions, tables, device, settings.deadline_s, prefetcher, parallel.tp_rank)
         try:
             stager.connect(client, embeddings, tables, settings)
         except BaseException:
@@ -136,6 +134,8 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
                     lanes = GraphLanes(rows, columns, self.device, settings.deadline_s)
                     self.lanes.append(lanes)
             embedding.connect(lookup, lanes)
+        lookups = [(lookup.counters, [table.layer]) for lookup, table in zip(self.lookups, tables, strict=True)]
+        self._metrics.append(StepMetrics("lookup", self._rank, lookups))
 
     def stage(self, batch: Any) -> list[Any] | None:
         """The rows of an extend batch: (values, scales, event) for each layer, None for layers of other ranks. None
@@ -158,7 +158,6 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
                 for place, position in enumerate(self._positions):
                     step.finish(place)
                     staged[position] = (*rows[place], self._copied())
-        self._report()
         return staged
 
     def close(self) -> None:
@@ -174,6 +173,11 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         for lanes in self.lanes:
             lanes.check(after)
 
+    def tell_metrics(self) -> None:
+        """After each batch, of whatever kind."""
+        for metrics in self._metrics:
+            metrics.tick()
+
     def _on_copy_stream(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.stream(self.copy_stream) if self.copy_stream is not None else contextlib.nullcontext()
 
@@ -188,21 +192,3 @@ class DaemonRowStager(engram_staging.EngramRowStager):  # type: ignore[misc]
         if self.prefetcher is not None:
             for request, prefix, extend in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
                 self.prefetcher.reached(request.rid, prefix + extend)
-
-    def _report(self) -> None:
-        now = time.monotonic()
-        if now < self._report_at:
-            return
-        self._report_at = now + _REPORT_S
-        staged = self.counters
-        lookups = [lookup.counters for lookup in self.lookups]
-        logger.info(
-            "engramd since the start: %d prompt batches, %d rows staged, %.3f s waited for them; %d rows looked up, "
-            "%.3f s waited for their ids (the device's earlier work), %.3f s for the rows",
-            staged.steps,
-            staged.rows,
-            sum(staged.store_wait_s),
-            sum(one.rows for one in lookups),
-            sum(lookup.ids_wait_s for lookup in self.lookups),
-            sum(sum(one.store_wait_s) for one in lookups),
-        )

@@ -37,6 +37,7 @@ class _Staging:
                 inner.engram_hash,
                 device,
                 vllm_config.scheduler_config.max_num_batched_tokens,
+                vllm_config.parallel_config.rank,
             )
 
     def prepare_attn(self, input_batch: Any, cudagraph_mode: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ its replay; in an eager step later layers are completed when the decoder arrives
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +18,10 @@ from vllm.models.deepseek_v41.common.mm_preprocess import image_sentinel_mask
 from ..core.device_target import DeviceTarget
 from ..core.host_target import HostTarget
 from ..core.settings import EngineSettings
+from ..core.step_metrics import StepMetrics
 from ..core.step_stager import LayerTarget, Step, StepStager
 from .embedding import StagedEngram
 
-logger = logging.getLogger(__name__)
-
-_REPORT_S = 60.0
 #: Device memory for values and for scales.
 Places = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,7 +30,7 @@ class StepRows:
     """The rows of one rank's steps.
 
     layers: this rank's Engram layers in the order of the decoder. tables: those of the same layers. hash_state: vLLM's
-    NgramHashState. max_tokens: of one step.
+    NgramHashState. max_tokens: of one step. rank: what the metrics call it.
     """
 
     def __init__(
@@ -45,6 +42,7 @@ class StepRows:
         hash_state: Any,
         device: torch.device,
         max_tokens: int,
+        rank: int = 0,
     ) -> None:
         self._layers = list(layers)
         self._hash_state = hash_state
@@ -70,10 +68,7 @@ class StepRows:
         ids_shape = (max_tokens, len(hash_state.layout.layer_ids), columns)
         self._host_ids = torch.empty(ids_shape, dtype=torch.int32, device="cpu", pin_memory=on_device)
         self._ids_there = torch.cuda.Event() if on_device else None
-        #: Seconds the host waited for ids, which includes all that the device had to do before (see docs/vllm.md).
-        self.ids_wait_s = 0.0
-        self._report_at = time.monotonic() + _REPORT_S
-        self._reported = (0, 0, 0.0, 0.0)
+        self._metrics = StepMetrics("step", rank, [(self.counters, [table.layer for table in tables])])
 
     @property
     def counters(self) -> Any:
@@ -116,7 +111,7 @@ class StepRows:
             layer.embed_tokens.complete = self._completion(step, position, layer, padded)
         for layer in self._layers if is_graph else self._layers[:1]:
             layer.embed_tokens.complete()
-        self._report()
+        self._metrics.tick()
 
     def _completion(self, step: Step, position: int, layer: StagedEngram, padded: int) -> Any:
         def complete() -> None:
@@ -136,7 +131,7 @@ class StepRows:
             host.copy_(hash_ids, non_blocking=True)
             self._ids_there.record()
             self._ids_there.synchronize()
-        self.ids_wait_s += time.perf_counter() - began
+        self.counters.ids_wait_s += time.perf_counter() - began
         return host.numpy()
 
     def _give_up(self) -> None:
@@ -146,20 +141,3 @@ class StepRows:
             step.release()
         for layer in self._layers:
             layer.embed_tokens.complete = None
-
-    def _report(self) -> None:
-        now = time.monotonic()
-        if now < self._report_at:
-            return
-        self._report_at = now + _REPORT_S
-        counters = self._stager.counters
-        sums = (counters.steps, counters.rows, self.ids_wait_s, sum(counters.store_wait_s))
-        steps, rows, ids_s, store_s = (new - old for new, old in zip(sums, self._reported, strict=True))
-        self._reported = sums
-        logger.info(
-            "engramd: %d steps, %d rows; a step waited %.3f ms for ids (earlier device work), %.3f ms for rows",
-            steps,
-            rows,
-            ids_s / steps * 1000,
-            store_s / steps * 1000,
-        )

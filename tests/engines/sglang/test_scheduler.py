@@ -44,6 +44,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     told_of: Any = Prefetcher()
     stager.prefetcher = told_of
     stager.lanes = []
+    stager._metrics = []
     made = object.__new__(Scheduler)
     made.disaggregation_mode = DisaggregationMode.NULL
     made.ngram_embedding_manager = SimpleNamespace(engram_stager=stager)
@@ -214,3 +215,25 @@ def test_results_leave_only_after_the_graphs_verdict(scheduler: Any, graph_lanes
         scheduler.process_batch_result(None, SimpleNamespace(copy_done=copied))
     assert "given up" in caught.value.__notes__[0]
     assert scheduler.told == ["process_batch_result"], "tokens left before the verdict"
+
+
+def test_each_batch_tells_the_metrics(scheduler: Any) -> None:
+    told: list[str] = []
+    scheduler.ngram_embedding_manager.engram_stager._metrics = [SimpleNamespace(tick=lambda: told.append("tick"))]
+    scheduler.process_batch_result(None, SimpleNamespace(copy_done=object()))
+    assert told == ["tick"]
+
+
+def test_prompts_and_lookups_are_counted_apart(stager: Any, batch_of: Callable[..., Any]) -> None:
+    import torch
+
+    stager.stage(batch_of([([1, 2, 3], 0, 3)]))
+    for layer in stager.model.layers:
+        layer.embed(torch.zeros((2, 24), dtype=torch.int64))
+    prompts, lookups = stager._metrics
+    assert (prompts._kind, prompts._steps(), prompts._rows()) == ("prompt", 1, 3 * 2 * 24)
+    assert (lookups._kind, lookups._steps(), lookups._rows()) == ("lookup", 1, 2 * 2 * 24)
+    assert prompts._ids_wait_s() == 0
+    assert lookups._ids_wait_s() > 0
+    assert prompts._rows_wait_s() > 0
+    assert lookups._rows_wait_s() > 0
