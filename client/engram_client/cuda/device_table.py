@@ -118,11 +118,9 @@ class DeviceTable(Closing):
 
         Returns once the copy is enqueued. timeout: of the daemon's reply, in seconds.
         """
-        outputs = self._outputs(out)
-        handle = stream_handle(stream, outputs[0])
         entered = self.driver.enter()
         try:
-            ticket, pieces = self._begin(ids, outputs, handle, ids_shape, ids_dtype)
+            ticket, pieces, handle = self._begin(ids, out, stream, ids_shape, ids_dtype)
             if ticket is not None:
                 self._finish(ticket, pieces, handle, timeout)
         finally:
@@ -147,45 +145,40 @@ class DeviceTable(Closing):
         __cuda_array_interface__, or an address, which is trusted. stream: a handle, or an object that has one.
         Raises RowIdError, ValueError, TypeError, Busy, DaemonLost, GpuError and what Table.submit() raises.
         """
-        outputs = self._outputs(out)
-        handle = stream_handle(stream, outputs[0])
         entered = self.driver.enter()
         try:
-            ticket, pieces = self._begin(ids, outputs, handle, ids_shape, ids_dtype)
+            ticket, pieces, handle = self._begin(ids, out, stream, ids_shape, ids_dtype)
         finally:
             self.driver.leave(entered)
         return DeviceTicket(self, ticket, pieces, out, handle)
 
-    def _outputs(self, out: Any) -> tuple[Any, ...]:
+    def _begin(
+        self, ids: Any, out: Any, stream: Any, ids_shape: tuple[int, ...] | None, ids_dtype: Any
+    ) -> tuple[RingTicket | None, list[tuple[int, int]], int]:
+        """Checks and sends a batch: its ticket (None where it is empty), address and bytes of each piece, and the
+        stream's handle. The device is current.
+        """
         if not self._is_open:
             raise EngramError("the DeviceTable is closed")
         outputs = (out,) if self.layout == "packed" else tuple(out)
         if len(outputs) != len(self._piece_bytes):
             raise ValueError("out must be a pair (values, scales) in split layout")
-        return outputs
-
-    def _begin(
-        self, ids: Any, outputs: tuple[Any, ...], stream: int, ids_shape: tuple[int, ...] | None, ids_dtype: Any
-    ) -> tuple[RingTicket | None, list[tuple[int, int]]]:
-        """Checks and sends a batch: its ticket (None where it is empty), and address and bytes of each piece.
-
-        The device is current.
-        """
-        if self.driver.is_capturing(stream):
+        handle = stream_handle(stream, outputs[0])
+        if self.driver.is_capturing(handle):
             raise GpuError(
                 "the stream is being captured into a graph, where the host cannot wait: use a StreamLane, or fetch "
                 "before the capture"
             )
         if ids_shape is not None or is_device_array(ids):
             started = time.perf_counter()
-            ids = self._device_ids.copy(ids, ids_shape, ids_dtype, stream)
+            ids = self._device_ids.copy(ids, ids_shape, ids_dtype, handle)
             self.timing.ids_wait_s += time.perf_counter() - started
         array = self._selected(ids)
         rows = array.size
         if rows > self.max_rows:
             raise ValueError(f"{rows} rows are more than this table's max_rows of {self.max_rows}")
         if rows == 0:
-            return None, []
+            return None, [], handle
         pieces = [
             (output_address(output, rows * size_bytes, "out"), rows * size_bytes)
             for output, size_bytes in zip(outputs, self._piece_bytes, strict=True)
@@ -193,7 +186,7 @@ class DeviceTable(Closing):
         self._reap()
         while len(self._in_flight) >= self._depth:
             self._wait_for_oldest()
-        return self._submit(array), pieces
+        return self._submit(array), pieces, handle
 
     def _selected(self, ids: Any) -> Ids:
         array = self.table._as_ids(ids)
