@@ -144,6 +144,18 @@ class TestEngine {
   engram_engine* engine_ = nullptr;
 };
 
+// A whole request for rows in packed layout, whose ids of 8 bytes and reply lie at offset 0.
+inline engram_request fetch_request(std::uint32_t handle, std::size_t row_count) {
+  engram_request request{};
+  request.operation = ENGRAM_OPERATION_FETCH;
+  request.handle = handle;
+  request.row_count = static_cast<std::uint32_t>(row_count);
+  request.id_bytes = 8;
+  request.part_count = 1;
+  request.total_rows = row_count;
+  return request;
+}
+
 // The client's half of a ring, as bare as can be: one caller, no allocation of ranges.
 class BareClient {
  public:
@@ -201,16 +213,11 @@ class BareClient {
   void prepare(std::uint32_t number, std::uint32_t handle, const std::vector<std::int64_t>& row_ids,
                std::uint64_t ids_offset, std::uint64_t reply_offset, std::uint16_t layout = ENGRAM_LAYOUT_PACKED,
                std::uint32_t operation = ENGRAM_OPERATION_FETCH) {
-    engram_request request{};
+    engram_request request = fetch_request(handle, row_ids.size());
     request.operation = operation;
-    request.handle = handle;
-    request.row_count = static_cast<std::uint32_t>(row_ids.size());
-    request.id_bytes = 8;
     request.layout = layout;
     request.ids_offset = ids_offset;
     request.reply_offset = reply_offset;
-    request.part_count = 1;
-    request.total_rows = row_ids.size();
     prepare(number, request, row_ids);
   }
   void prepare(std::uint32_t number, const engram_request& request, const std::vector<std::int64_t>& row_ids) {

@@ -318,12 +318,7 @@ TEST_CASE("what makes no sense is refused, and the session lives on") {
   const TableFile table(1000);
   TestEngine engine({&table}, small_options(1 << 20));
   BareClient client(engine.get());
-  engram_request good{};
-  good.operation = ENGRAM_OPERATION_FETCH;
-  good.handle = engine.handles[0];
-  good.row_count = 2;
-  good.id_bytes = 8;
-  good.part_count = 1;
+  const engram_request good = fetch_request(engine.handles[0], 2);
   const auto submit = [&](const engram_request& request) {
     client.prepare(0, request, {});
     client.submit_only(0);

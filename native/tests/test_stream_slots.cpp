@@ -8,6 +8,14 @@ using namespace engram_test;
 
 namespace {
 
+engram_request arm_request(std::uint64_t lease_ms) {
+  engram_request request{};
+  request.operation = ENGRAM_OPERATION_ARM_STREAMS;
+  request.part_count = 1;
+  request.total_rows = lease_ms;
+  return request;
+}
+
 // A bare client with stream slots, in the place of both the host and the stream.
 class StreamClient : public BareClient {
  public:
@@ -15,11 +23,8 @@ class StreamClient : public BareClient {
 
   std::uint32_t number(std::uint32_t index) const { return welcome.geometry.slot_count + index; }
   std::uint32_t arm(std::uint64_t lease_ms, std::uint32_t row_count = 0) {
-    engram_request request{};
-    request.operation = ENGRAM_OPERATION_ARM_STREAMS;
+    engram_request request = arm_request(lease_ms);
     request.row_count = row_count;
-    request.part_count = 1;
-    request.total_rows = lease_ms;
     prepare(0, request, {});
     submit_only(0);
     return wait(0);
@@ -105,22 +110,13 @@ TEST_CASE("what makes no sense in a stream's request is refused, and the session
   StreamClient client(engine.get());
   CHECK(client.arm(1000, 1) == ENGRAM_STATUS_BAD_REQUEST);
   BareClient without(engine.get());
-  engram_request arm{};
-  arm.operation = ENGRAM_OPERATION_ARM_STREAMS;
-  arm.part_count = 1;
-  without.prepare(0, arm, {});
+  without.prepare(0, arm_request(0), {});
   without.submit_only(0);
   CHECK(without.wait(0) == ENGRAM_STATUS_BAD_REQUEST);
 
   REQUIRE(client.arm(~std::uint64_t{0}) == ENGRAM_STATUS_OK);  // cut to the longest lease
   const auto refused = [&](auto&& change) {
-    engram_request request{};
-    request.operation = ENGRAM_OPERATION_FETCH;
-    request.handle = engine.handles[0];
-    request.row_count = 2;
-    request.id_bytes = 8;
-    request.part_count = 1;
-    request.total_rows = 2;
+    engram_request request = fetch_request(engine.handles[0], 2);
     change(request);
     engram_slot& slot = client.slot(client.number(3));
     slot.request = request;
