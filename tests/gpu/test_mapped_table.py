@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,26 @@ import numpy as np
 import pytest
 from engram_client.cuda import GpuError, MappedTable
 
-from .conftest import ROW_BYTES, VALUE_BYTES, Double
+from .conftest import ROW_BYTES, VALUE_BYTES, Double, end_stream, new_stream, wait_until
 
+BATCHES = int(os.environ.get("ENGRAM_N") or 150)
+SEED = int(os.environ.get("ENGRAM_SEED") or 1)
 DEADLINE_S = 60.0
+GATHERED = 8
 
 
 @pytest.fixture
 def client(start_daemon: Any, connect: Any) -> engram_client.Client:
     made: engram_client.Client = connect(start_daemon())
+    return made
+
+
+@pytest.fixture
+def split_client(start_daemon: Any, connect: Any, tmp_path: Path, table: Path) -> engram_client.Client:
+    """Of a daemon whose resident layers lie in split layout."""
+    config = tmp_path / "engramd.toml"
+    config.write_text(f'dram = "64MiB"\n[[table]]\npath = "{table}"\nresident_layout = "split"\n')
+    made: engram_client.Client = connect(start_daemon(config=str(config), dram=None))
     return made
 
 
@@ -48,13 +61,8 @@ def test_rows_are_read_by_device_address(cuda: Double, client: Any, device_memor
     mapped.close()
 
 
-def test_split_rows(
-    gpu: Double, start_daemon: Any, connect: Any, device_memory: Any, tmp_path: Path, table: Path
-) -> None:
-    config = tmp_path / "engramd.toml"
-    config.write_text(f'dram = "64MiB"\n[[table]]\npath = "{table}"\nresident_layout = "split"\n')
-    client = connect(start_daemon(config=str(config), dram=None))
-    served = client.table(layer=14)
+def test_split_rows(gpu: Double, split_client: Any, device_memory: Any) -> None:
+    served = split_client.table(layer=14)
     last = served.num_rows - 1
     with mapped_when_resident(served, f"{gpu.kind}:0") as mapped:
         values = device_memory(mapped.driver, VALUE_BYTES)
@@ -81,3 +89,61 @@ def test_devices_that_register_no_read_only_memory(gpu: Double, client: Any, sta
     assert gpu.counter("registered") == 0
     with table.map() as mapped:  # the refused one has let go
         assert mapped.rows.shape == (table.num_rows, ROW_BYTES)
+
+
+@pytest.mark.parametrize("layout", ["packed", "split"])
+def test_random_batches_with_injected_errors(
+    cuda: Double, layout: str, request: pytest.FixtureRequest, device_memory: Any
+) -> None:
+    """ENGRAM_N gathers by device address (10,000 in `make gpu-soak`), a copy in the place of each of a kernel's reads:
+    exact rows or a driver's error. Maps are made and closed in between, and now and then the driver refuses one."""
+    client = request.getfixturevalue("client" if layout == "packed" else "split_client")
+    table = client.table(layer=1)
+    mapped = mapped_when_resident(table, "cuda:0")
+    stream = new_stream(mapped.driver)
+    generator = np.random.default_rng([SEED, BATCHES])
+    packed_out = device_memory(mapped.driver, GATHERED * ROW_BYTES)
+    pieces = [(ROW_BYTES, 0)] if layout == "packed" else [(VALUE_BYTES, 0), (ROW_BYTES - VALUE_BYTES, VALUE_BYTES)]
+    failed = 0
+    for _ in range(BATCHES):
+        if generator.random() < 0.1:
+            mapped.close()
+            assert cuda.counter("registered") == 0
+            if generator.random() < 0.5:
+                cuda.fail(str(generator.choice(["cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"])), 2)
+                with pytest.raises(GpuError, match="OUT_OF_MEMORY"):
+                    MappedTable(table, "cuda:0")
+                assert cuda.counter("registered") == 0
+                failed += 1
+            mapped = MappedTable(table, "cuda:0")
+        ids = generator.integers(0, table.num_rows, GATHERED)
+        sources = [mapped.rows_pointer] if layout == "packed" else [mapped.values_pointer, mapped.scales_pointer]
+        copies = [
+            (packed_out.address + place * ROW_BYTES + offset, source + int(row) * width, width)
+            for place, row in enumerate(ids)
+            for source, (width, offset) in zip(sources, pieces, strict=True)
+        ]
+        is_refused = generator.random() < 0.05
+        if is_refused:
+            cuda.fail("cuMemcpyAsync", 700, int(generator.integers(0, len(copies))))
+        entered = mapped.driver.enter()
+        try:
+            for target, source, width in copies:
+                mapped.driver.copy_any(target, source, width, stream)
+        except GpuError:
+            assert is_refused
+            failed += 1
+            mapped.driver.synchronize_stream(stream)  # those before it still read the map
+            continue
+        finally:
+            mapped.driver.leave(entered)
+        assert not is_refused
+        assert np.array_equal(packed_out.read(stream).reshape(GATHERED, ROW_BYTES), table.fetch(ids))
+    assert failed > 0 or BATCHES < 50
+    end_stream(mapped.driver, stream)
+    mapped.close()
+    wait_until(lambda: maps_of(client) == 0)
+
+
+def maps_of(client: Any) -> int:
+    return sum(layer["maps"] for table in client.stats()["tables"] for layer in table["layers"])
