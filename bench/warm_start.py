@@ -3,6 +3,10 @@
 By simulation at the true geometry, with the row cache's own policy code and the ranking of `engramd warm` itself. The
 first half of the text is ranked and the second half is read. One head of each n-gram order of one layer, with a
 sixteenth of the room, stands for all sixteen, as in question e.
+
+What any content of that size could bring: the best one, chosen with all of the second half known, beside the ranking of
+the first half; both by the rows that are in the content when they are asked for first, on average over all windows of
+FIRST_TOKENS of the second half.
 """
 
 from __future__ import annotations
@@ -70,6 +74,30 @@ def hit_ratio(capacity: int, warmed: Ids, first: Ids, batch_tokens: int) -> floa
     return 1 - missed / first.size
 
 
+def windows_of(ids: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+    """The distinct rows of each whole window of FIRST_TOKENS; ids int32 [tokens, columns]."""
+    return [
+        np.unique(ids[begin : begin + FIRST_TOKENS]) for begin in range(0, len(ids) - FIRST_TOKENS + 1, FIRST_TOKENS)
+    ]
+
+
+def best_content(windows: list[npt.NDArray[np.int32]], rows: int, count: int) -> npt.NDArray[np.int64]:
+    """The `count` rows of `rows` that the most windows ask for: no content has more of them on average."""
+    asking = np.zeros(rows, np.uint16)
+    for window in windows:
+        asking[window] += 1
+    asked = np.flatnonzero(asking)
+    return asked[np.argsort(-asking[asked].astype(np.int32), kind="stable")[:count]]
+
+
+def share_found(content: npt.NDArray[np.integer[Any]], windows: list[npt.NDArray[np.int32]], rows: int) -> float:
+    """First look-ups of a window's rows that the content answers, as a share of the window's look-ups; on average."""
+    there = np.zeros(rows, bool)
+    there[content.astype(np.int64)] = True
+    found = sum(int(np.count_nonzero(there[window])) for window in windows)
+    return found / (len(windows) * FIRST_TOKENS * len(COLUMNS))
+
+
 def measure(settings: Settings) -> Question:
     question = Question("k", f"Hit ratio of the first {FIRST_TOKENS:,} tokens, warmed from other text against cold")
     wanted = 1_000_000 if settings.quick else 1 << 62
@@ -78,7 +106,9 @@ def measure(settings: Settings) -> Question:
     half = int(np.searchsorted(ends, ends[-1] // 2))
     known, unseen = texts[:half], texts[half:]
     hasher = OneHead(hasher_for(PUBLISHED_CONFIG))
-    first = np.concatenate([hasher.row_ids(text)[:, 0] for text in unseen])[:FIRST_TOKENS].astype(np.int64)
+    ids = np.concatenate([hasher.row_ids(text)[:, 0] for text in unseen])
+    first, windows = ids[:FIRST_TOKENS].astype(np.int64), windows_of(ids)
+    rows = int(hasher.head_sizes.sum())
     ranked = Documents(np.concatenate(known), np.concatenate([[0], ends[:half]]).astype(np.int64))
     question.note(f"{source}; the first {ends[half - 1] if half else 0:,} are ranked")
     for size in SIZES_GIB:
@@ -91,4 +121,9 @@ def measure(settings: Settings) -> Question:
                 f"{size} GiB, {name}", "hit ratio", [warmed], "cold", [cold], points=100 * (warmed - cold),
                 rows_warmed=len(hottest) * SAMPLE,
             )  # fmt: skip
+        best = best_content(windows, rows, len(hottest))
+        question.add(
+            f"{size} GiB, content alone, {len(windows)} windows", "share", [share_found(hottest, windows, rows)],
+            "best in hindsight", [share_found(best, windows, rows)],
+        )  # fmt: skip
     return question
