@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ._native import ffi, lib
 from .arguments import deadline_of
-from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
+from .arrays import UINT8, Ids, Layout, Rows
 from .control import ControlRequest
 from .errors import DaemonLost, EngramError, RequestTimeout, TableMismatch
 from .layer import LayerInfo, check_successor
@@ -94,12 +94,6 @@ class ControlTable(Table):
             "fetch", self._fields(array, layout=layout, total=array.size), array.tobytes()
         )
         return ControlTicket(self, request, shape, is_split)
-
-    def _as_ids(self, ids: ArrayLike) -> Ids:
-        try:
-            return as_ids(ids, self.num_rows)
-        except OutOfRangeId as error:
-            raise self._row_id_error(error.position, error.row_id) from None
 
     def _fields(self, ids: Ids, **fields: Any) -> dict[str, Any]:
         # The identity makes sure that no reload mixes two contents in one reply.

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from ._native import ffi, lib
 from .arguments import deadline_of
-from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids
+from .arrays import UINT8, Ids, Layout, Rows
 from .errors import EngramError, RequestTimeout
 from .layer import LayerInfo, check_successor
 from .layer_map import LayerMap, map_layer
@@ -215,12 +215,6 @@ class RingTable(Table):
         if is_loss(status) or status == lib.ENGRAM_CLIENT_CLOSED:
             self._client.forget(binding.session)
         raise_status(binding.session, status, error, binding.info)
-
-    def _as_ids(self, ids: ArrayLike) -> Ids:
-        try:
-            return as_ids(ids, self.num_rows)
-        except OutOfRangeId as error:
-            raise self._row_id_error(error.position, error.row_id) from None
 
     def map(self) -> LayerMap:
         error = thread_error.struct

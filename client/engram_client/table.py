@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .arguments import deadline_of
-from .arrays import UINT8, Ids, Layout, Rows, check_out, check_split_out
+from .arrays import UINT8, Ids, Layout, OutOfRangeId, Rows, as_ids, check_out, check_split_out
 from .context import Releasable
 from .errors import RowIdError
 from .layer import LayerInfo
@@ -183,8 +183,11 @@ class Table(ABC):
         if array.size:
             self._prefetch(array, timeout)
 
-    @abstractmethod
-    def _as_ids(self, ids: ArrayLike) -> Ids: ...
+    def _as_ids(self, ids: ArrayLike) -> Ids:
+        try:
+            return as_ids(ids, self.num_rows)
+        except OutOfRangeId as error:
+            raise self._row_id_error(error.position, error.row_id) from None
 
     @abstractmethod
     def _fetch(self, ids: Ids, rows: Rows, scales: Rows | None, timeout: float | None) -> None: ...

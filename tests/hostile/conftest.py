@@ -59,7 +59,7 @@ def victim() -> Iterator[Callable[[Any, Path], Victim]]:
 
 
 class Level:
-    """What a daemon holds: descriptors, threads, memory, arenas."""
+    """What a daemon holds: descriptors, memory, arenas."""
 
     def __init__(self, daemon: Any, engramd: Callable[..., Any]) -> None:
         self._daemon = daemon
@@ -78,17 +78,6 @@ class Level:
         text = Path(f"/proc/{self._daemon.pid}/status").read_text()
         found = dict(line.split(":", 1) for line in text.splitlines())
         return {kind: int(found[kind].split()[0]) * 1024 for kind in ("RssAnon", "RssShmem")}
-
-    def shared_files(self) -> int:
-        """Memory files that the daemon has open."""
-        folder = f"/proc/{self._daemon.pid}/fd"
-        count = 0
-        for name in os.listdir(folder):
-            try:
-                count += os.readlink(f"{folder}/{name}").startswith("/memfd:")
-            except FileNotFoundError:
-                continue
-        return count
 
     def wait_for(self, arenas: int, descriptors: int) -> None:
         """Returns once the daemon holds no more than this."""
