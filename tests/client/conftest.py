@@ -5,7 +5,6 @@ The oracle computes the rows of `engramd synth` from their written-down formula;
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,16 +88,3 @@ def client(request: pytest.FixtureRequest, start_daemon: Any, connect: Any) -> e
     daemon = start_daemon()
     made: engram_client.Client = connect(daemon if request.param == "ring" else f"ipc-control:{daemon.socket}")
     return made
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """`eventually(condition)` returns once it holds, and fails where it does not within 20 seconds."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never came true"
-            time.sleep(0.005)
-
-    return wait

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from engram_client import DaemonLost, EngramError, TableMismatch
 
+from tests.waiting import eventually
+
 LOSS_S = 1.0  # ten times what is aimed at
 
 
@@ -203,7 +205,7 @@ def test_close(start_daemon: Any, connect: Any) -> None:
             call()
 
 
-def test_sessions_end_with_their_clients(start_daemon: Any, connect: Any, eventually: Any) -> None:
+def test_sessions_end_with_their_clients(start_daemon: Any, connect: Any) -> None:
     daemon = start_daemon()
     watcher = connect(f"ipc-control:{daemon.socket}")
 
@@ -282,7 +284,7 @@ def test_fork_beside_busy_threads(start_daemon: Any, connect: Any, rows_of: Any)
             thread.join()
 
 
-def test_a_child_does_not_hide_its_parents_death(start_daemon: Any, eventually: Any) -> None:
+def test_a_child_does_not_hide_its_parents_death(start_daemon: Any) -> None:
     daemon = start_daemon()
     script = (
         "import engram_client, os, sys, time\n"

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from engram_client import Busy, EngramError, RequestTimeout
 
+from tests.waiting import eventually
+
 
 def usage(client: Any) -> tuple[int, int]:
     """(open, zombie) tickets."""
@@ -71,7 +73,7 @@ def test_ids_may_change_after_submit(handle: Any, daemon: Any, rows_of: Any) -> 
     ticket.release()
 
 
-def test_dropped_tickets_leave_nothing_behind(handle: Any, client: Any, eventually: Any) -> None:
+def test_dropped_tickets_leave_nothing_behind(handle: Any, client: Any) -> None:
     handle.submit([1])
     handle.submit([2]).wait()
     cycle: list[Any] = [handle.submit([3])]
@@ -130,9 +132,7 @@ def test_timeout_of_a_stuck_daemon(handle: Any, daemon: Any, client: Any, rows_o
     assert (ticket.wait(30) == rows_of([1, 2, 3], 1)).all()
 
 
-def test_a_dropped_request_in_flight_keeps_its_place(
-    handle: Any, daemon: Any, client: Any, rows_of: Any, eventually: Any
-) -> None:
+def test_a_dropped_request_in_flight_keeps_its_place(handle: Any, daemon: Any, client: Any, rows_of: Any) -> None:
     daemon.freeze()
     dropped = handle.submit(np.arange(100))
     dropped.release()
@@ -196,7 +196,7 @@ def test_waiting_for_another_thread(handle: Any, rows_of: Any) -> None:
     assert (outcome[0] == rows_of(np.arange(1000), 1)).all()
 
 
-def test_threads_that_wait_for_each_other(handle: Any, client: Any, eventually: Any) -> None:
+def test_threads_that_wait_for_each_other(handle: Any, client: Any) -> None:
     room = len(tickets := fill(handle))
     for ticket in tickets:
         ticket.release()
@@ -225,7 +225,7 @@ def test_threads_that_wait_for_each_other(handle: Any, client: Any, eventually: 
     assert outcome == ["busy", "busy"]
 
 
-def test_signals_end_a_wait(handle: Any, daemon: Any, client: Any, eventually: Any) -> None:
+def test_signals_end_a_wait(handle: Any, daemon: Any, client: Any) -> None:
     class Interrupt(Exception):
         pass
 

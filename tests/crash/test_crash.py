@@ -24,6 +24,8 @@ import numpy as np
 import pytest
 from engram_client import DaemonLost
 
+from tests.waiting import eventually
+
 SEED = int(os.environ.get("ENGRAM_SEED", "1"))
 KILLS = int(os.environ.get("ENGRAM_N", "3"))
 SESSIONS = 50 * int(os.environ.get("ENGRAM_N", "4"))
@@ -51,7 +53,7 @@ class Load:
             thread.start()
 
     def wait_until_served(self) -> None:
-        wait_until(lambda: self.served > 0, lambda: f"seed {SEED}: nothing is served")
+        eventually(lambda: self.served > 0, lambda: f"seed {SEED}: nothing is served")
 
     def _run(self, step: Callable[[], None]) -> None:
         while True:
@@ -145,7 +147,7 @@ def test_daemon_killed_under_load(start_daemon: Any, rows: dict[int, Any]) -> No
     # This process's old sessions are gone with their last tickets: two live ones are left.
     del load, client, got, thread
     gc.collect()
-    wait_until(
+    eventually(
         lambda: Path("/proc/self/maps").read_text().count("memfd:engram-ring") <= len(clients),
         lambda: f"seed {SEED}: old sessions' rings stay mapped",
     )
@@ -175,13 +177,6 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def wait_until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, what()
-        time.sleep(0.05)
-
-
 def test_clients_killed_in_every_phase(start_daemon: Any, stats: Any, rows: dict[int, Any]) -> None:
     """Clients come and are killed; the daemon's memory, descriptors and arenas return to their level."""
     daemon = start_daemon(dram="2MiB", arena="1MiB")
@@ -195,7 +190,7 @@ def test_clients_killed_in_every_phase(start_daemon: Any, stats: Any, rows: dict
             return dict(json.loads(done.stdout))
 
         def settle(most: int) -> None:
-            wait_until(
+            eventually(
                 lambda: stats(daemon)["arenas"]["count"] <= 1 and descriptors(daemon.pid) <= most,
                 lambda: f"seed {SEED}: {stats(daemon)['arenas']}, {descriptors(daemon.pid)} descriptors, not {most}",
             )
@@ -232,7 +227,7 @@ def test_memory_of_a_dead_client_stays_until_its_reads_have_landed(
     assert seen["reader"]["in_flight"] > 0
     assert seen["arenas"]["count"] == 1
     assert seen["sessions"] == []
-    wait_until(lambda: stats(daemon)["arenas"]["count"] == 0, lambda: "the dead client's arena stays")
+    eventually(lambda: stats(daemon)["arenas"]["count"] == 0, lambda: "the dead client's arena stays")
     assert stats(daemon)["reader"]["in_flight"] == 0
     with engram_client.connect(daemon.socket) as client:
         assert np.array_equal(client.table(layer=1).fetch([5, 6]), rows[1][[5, 6]])

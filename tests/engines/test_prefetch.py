@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from engram_client.engram_config import EngramConfig
 from engram_client.hasher import NgramHasher
 from engram_engines import prefetch
 from engram_engines.prefetch import ArrivalPrefetcher, piece_row_ids, prefetch_prompt
+
+from tests.waiting import eventually
 
 VOCAB = 500
 LAYERS = (1, 14)
@@ -31,13 +33,6 @@ def hasher(checkpoint: Path) -> NgramHasher:
     config = json.loads((checkpoint / "config.json").read_text())
     config = {**config.get("text_config", config), "engram_compressed_vocab_size": VOCAB}
     return NgramHasher(EngramConfig.from_dict(config), np.arange(VOCAB))
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.005)
 
 
 def prompt_of(count: int, seed: int = 1) -> list[int]:

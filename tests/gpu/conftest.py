@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import engram_client
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -144,24 +144,31 @@ def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Double]:
     return {kind: Double(kind, build_double(kind, folder)) for kind in SONAMES}
 
 
-@pytest.fixture(params=["cuda", "hip"])
-def gpu(request: pytest.FixtureRequest, doubles: dict[str, Double]) -> Iterator[Double]:
-    """The double of each driver in turn."""
-    double = doubles[request.param]
+def used(double: Double) -> Iterator[Double]:
+    """The double for one test, as new before and after it."""
     double.reset()
     yield double
     assert double.counter("pageable_copies") == 0, "memory was copied that is not registered"
     double.reset()
+
+
+@pytest.fixture(params=["cuda", "hip"])
+def gpu(request: pytest.FixtureRequest, doubles: dict[str, Double]) -> Iterator[Double]:
+    """The double of each driver in turn."""
+    yield from used(doubles[request.param])
 
 
 @pytest.fixture
 def cuda(doubles: dict[str, Double]) -> Iterator[Double]:
     """CUDA's double, for what ROCm does not have."""
-    double = doubles["cuda"]
-    double.reset()
-    yield double
-    assert double.counter("pageable_copies") == 0, "memory was copied that is not registered"
-    double.reset()
+    yield from used(doubles["cuda"])
+
+
+@pytest.fixture
+def client(start_daemon: Any, connect: Any) -> engram_client.Client:
+    """A client of a fresh daemon."""
+    made: engram_client.Client = connect(start_daemon())
+    return made
 
 
 @pytest.fixture
@@ -190,11 +197,3 @@ def end_stream(driver: Any, stream: int) -> None:
     entered = driver.enter()
     driver.destroy_stream(stream)
     driver.leave(entered)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Returns once the condition holds; fails after 20 seconds."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.005)

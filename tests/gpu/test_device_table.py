@@ -14,17 +14,13 @@ import pytest
 from engram_client.cuda import DeviceTable, GpuError, rank_columns
 from numpy.typing import NDArray
 
-from .conftest import ROW_BYTES, VALUE_BYTES, DeviceMemory, Double, end_stream, new_stream, wait_until
+from tests.waiting import eventually
+
+from .conftest import ROW_BYTES, VALUE_BYTES, DeviceMemory, Double, end_stream, new_stream
 
 BATCHES = int(os.environ.get("ENGRAM_N") or 150)
 SEED = int(os.environ.get("ENGRAM_SEED") or 1)
 MakeMemory = Callable[..., DeviceMemory]
-
-
-@pytest.fixture
-def client(start_daemon: Any, connect: Any) -> engram_client.Client:
-    made: engram_client.Client = connect(start_daemon())
-    return made
 
 
 def random_ids(
@@ -391,4 +387,4 @@ def test_random_batches_with_injected_errors(gpu: Double, client: Any, device_me
     assert all(bad or error is GpuError for error, bad in refused)
     # Nothing was lost on the way of all those errors.
     gc.collect()
-    wait_until(lambda: client.session.usage()["open_tickets"] == 0)
+    eventually(lambda: client.session.usage()["open_tickets"] == 0)

@@ -12,18 +12,14 @@ import numpy as np
 import pytest
 from engram_client.cuda import GpuError, MappedTable
 
-from .conftest import ROW_BYTES, VALUE_BYTES, Double, end_stream, new_stream, wait_until
+from tests.waiting import eventually
+
+from .conftest import ROW_BYTES, VALUE_BYTES, Double, end_stream, new_stream
 
 BATCHES = int(os.environ.get("ENGRAM_N") or 150)
 SEED = int(os.environ.get("ENGRAM_SEED") or 1)
 DEADLINE_S = 60.0
 GATHERED = 8
-
-
-@pytest.fixture
-def client(start_daemon: Any, connect: Any) -> engram_client.Client:
-    made: engram_client.Client = connect(start_daemon())
-    return made
 
 
 @pytest.fixture
@@ -142,7 +138,7 @@ def test_random_batches_with_injected_errors(
     assert failed > 0 or BATCHES < 50
     end_stream(mapped.driver, stream)
     mapped.close()
-    wait_until(lambda: maps_of(client) == 0)
+    eventually(lambda: maps_of(client) == 0)
 
 
 def maps_of(client: Any) -> int:

@@ -16,7 +16,9 @@ import pytest
 from engram_client.cuda import DeviceTable, GpuError
 from numpy.typing import NDArray
 
-from .conftest import ROW_BYTES, VALUE_BYTES, DeviceMemory, Double, end_stream, new_stream, wait_until
+from tests.waiting import eventually
+
+from .conftest import ROW_BYTES, VALUE_BYTES, DeviceMemory, Double, end_stream, new_stream
 
 BATCHES = int(os.environ.get("ENGRAM_N") or 150)
 SEED = int(os.environ.get("ENGRAM_SEED") or 1)
@@ -416,4 +418,4 @@ def test_random_batches_with_injected_errors(
     assert failed > 0 or BATCHES < 50
     step.lane.close()
     session = table._client.connected()
-    wait_until(lambda: session.usage()["arena_bytes"] == 0)
+    eventually(lambda: session.usage()["arena_bytes"] == 0)

@@ -22,6 +22,8 @@ from engramd._engine import lib
 from engramd.heat import heat_file
 from engramd.table import manifest
 
+from .conftest import save_tokens
+
 Engramd = Callable[..., subprocess.CompletedProcess[str]]
 ROWS = 24 * 2000  # at least, in each layer of the table
 
@@ -31,12 +33,6 @@ def hasher(tokenizer: str, table: Path) -> NgramHasher:
     found = manifest.load(str(table)).hash
     assert found is not None
     return NgramHasher.from_config(found, tokenizer)
-
-
-def save_tokens(path: Path, documents: list[NDArray[np.int64]]) -> Path:
-    lengths = np.array([document.size for document in documents])
-    np.savez(path, tokens=np.concatenate(documents).astype(np.uint32), doc_lengths=lengths)
-    return path
 
 
 def plain_counts(documents: list[NDArray[np.int64]], order: int) -> Counter[tuple[int, ...]]:

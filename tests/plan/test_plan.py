@@ -19,13 +19,7 @@ from engramd.errors import EngramdError
 from engramd.plan import assumptions
 from engramd.table import manifest
 
-
-def save_tokens(path: Path, documents: list[NDArray[np.int64]]) -> Path:
-    """A token file of the documents."""
-    lengths = np.array([document.size for document in documents])
-    np.savez(path, tokens=np.concatenate(documents).astype(np.uint32), doc_lengths=lengths)
-    return path
-
+from .conftest import save_tokens
 
 Engramd = Callable[..., subprocess.CompletedProcess[str]]
 SIZES = (1 << 20, 4 << 20, 12 << 20)
