@@ -20,6 +20,7 @@ RING_KERNEL = (5, 13)  # multishot polls
 GOOD_KERNEL = (6, 1)  # DEFER_TASKRUN, SINGLE_ISSUER
 NEEDED_OPERATIONS = ("IORING_OP_READ", "IORING_OP_READ_FIXED", "IORING_OP_POLL_ADD", "IORING_OP_ASYNC_CANCEL")
 SETUP_CALL = 425  # io_uring_setup, the same number on every architecture
+CAP_IPC_LOCK = 14
 SESSION_DESCRIPTORS = 8  # at most, of one session
 _SECCOMP_FIX = (
     "allow io_uring_setup, io_uring_enter, io_uring_register (containers: deploy/seccomp-engramd.json), or live with "
@@ -32,7 +33,7 @@ def findings(machine: Machine, sessions: int) -> Iterator[Finding]:
     yield kernel(platform.release(), platform.machine())
     yield io_uring(machine)
     yield seccomp(machine)
-    yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.geteuid() == 0)
+    yield locked_memory(machine, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], sessions)
     yield huge_pages(machine)
 
@@ -106,9 +107,11 @@ def seccomp(machine: Machine) -> Finding:
     return ok("seccomp", "a filter is in place; what it forbids shows in the other lines")
 
 
-def locked_memory(limit_bytes: int, is_root: bool) -> Finding:
-    """RLIMIT_MEMLOCK: io_uring registers the page buffers, which counts as locking them."""
-    if limit_bytes == resource.RLIM_INFINITY or is_root:
+def locked_memory(machine: Machine, limit_bytes: int) -> Finding:
+    """RLIMIT_MEMLOCK: io_uring registers the page buffers, which counts as locking them. A capability lifts the limit,
+    and root in a container often lacks it."""
+    capabilities = int(machine.fields("proc/self/status").get("CapEff", "0"), 16)
+    if limit_bytes == resource.RLIM_INFINITY or capabilities >> CAP_IPC_LOCK & 1:
         return ok("memlock", "unlimited")
     text = f"limit {format_size(limit_bytes)}"
     if limit_bytes < 64 << 20:
