@@ -82,7 +82,9 @@ class Planner:
     def __init__(self, curve: Curve, assumptions: Assumptions) -> None:
         self._curve = curve
         self._assumptions = assumptions
-        self._layers = sorted({column.layer for column in curve.stream.classes})
+        # A layer that a recording never saw asked for says nothing about a step.
+        asked = zip(curve.stream.classes, curve.lookups, strict=True)
+        self._layers = sorted({column.layer for column, lookups in asked if lookups > 0})
         self._sizes = np.array([math.log2(point.bytes) for point in curve.points])
         self._dram = np.array([point.dram_bytes for point in curve.points], dtype=np.float64)
         # Misses of the warm second half, by point and class.

@@ -35,12 +35,14 @@ def cached_points(curve: Curve) -> list[Point]:
 
 
 def by_class(curve: Curve, misses: Misses, attribute: str) -> dict[str, float]:
-    """Hit ratios of the warm second half by layer, order or head; without classes that the stream does not know."""
+    """Hit ratios of the warm second half by layer, order or head; without classes that the stream does not know, or
+    never looks up."""
     values = sorted({getattr(column, attribute) for column in curve.stream.classes})
     ratios = {}
     for value in values:
         select = np.array([getattr(column, attribute) == value for column in curve.stream.classes])
-        ratios[str(value)] = curve.hit_ratio(misses.second_half, second_half=True, select=select)
+        if curve.lookups[select].any():
+            ratios[str(value)] = curve.hit_ratio(misses.second_half, second_half=True, select=select)
     return ratios if attribute == "layer" or values != [0] else {}
 
 
@@ -116,10 +118,11 @@ def _curve(plan: Plan) -> list[str]:
             curve.hit_ratio(point.belady.second_half, second_half=True),
             curve.hit_ratio(point.ours.whole, second_half=False),
             curve.hit_ratio(point.belady.whole, second_half=False),
-            *(of_orders[str(order)] for order in orders),
-            *(of_layers[str(layer)] for layer in layers),
+            *(of_orders.get(str(order)) for order in orders),
+            *(of_layers.get(str(layer)) for layer in layers),
         ]
-        rows.append([format_size(point.bytes), format_size(point.dram_bytes), *(f"{100 * r:.2f}" for r in ratios)])
+        shown = ["-" if ratio is None else f"{100 * ratio:.2f}" for ratio in ratios]
+        rows.append([format_size(point.bytes), format_size(point.dram_bytes), *shown])
     notes = []
     full = [point for point in curve.points if point.ours.whole.sum() <= 1.001 * curve.points[-1].ours.whole.sum()]
     if full and full[0].rows < curve.stream.rows:

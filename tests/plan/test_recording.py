@@ -244,6 +244,10 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
     done = engramd("plan", "--recorded", path, "--sizes", "1MiB,4MiB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
+    # Nobody asked for layer 1, so nothing is said about it.
+    assert set(plan["curve"][0]["by_layer"]) == {"14"}
+    assert {step["layer"] for need in plan["needs"] for step in need["steps"]} == {14}
+    assert engramd("plan", "--recorded", path, "--sizes", "1MiB,4MiB").returncode == 0
     every = np.concatenate([demand(seed, 8_000) for seed in range(5)])
     every = every[every >= 0] + (2 << 40)
     simulation = lib.engram_simulation_create((1 << 20) // 264)
