@@ -254,6 +254,12 @@ def test_dockerfile() -> None:
             assert (ROOT / value.split()[0]).exists()
 
 
+def test_an_image_is_built_from_sources_alone() -> None:
+    """What git leaves out (builds for this checkout's paths, environments of gigabytes) does not go to Docker."""
+    left_out = {line.strip("/").removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    assert {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()} | {".git"} <= left_out
+
+
 def test_every_query_of_dashboard_and_alerts_names_metrics_that_exist() -> None:
     dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
