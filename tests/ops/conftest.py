@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import engram_client
 import numpy as np
 import pytest
+
+from engramd.config import Flags, settings_from
+from engramd.errors import EngramdError
 
 
 class Load:
@@ -70,3 +74,17 @@ def load() -> Any:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def mistake_of(tmp_path: Path) -> Callable[[str], str]:
+    """`mistake_of(text)`: what the daemon says of a configuration file of that content, which it refuses."""
+
+    def refused(text: str) -> str:
+        path = tmp_path / "engramd.toml"
+        path.write_text(text)
+        with pytest.raises(EngramdError) as caught:
+            settings_from(Flags(config=str(path)))
+        return str(caught.value)
+
+    return refused

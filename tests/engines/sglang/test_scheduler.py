@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 from engram_client import DaemonLost
 
-
-class Prefetcher:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *arguments: self.told.append((name, *arguments))
+from tests.engines.doubles import Prefetcher
 
 
 @pytest.fixture

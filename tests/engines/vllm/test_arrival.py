@@ -7,21 +7,12 @@ configuration that names the class are vLLM's own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-
-class Prefetcher:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *arguments: self.told.append((name, *arguments))
+from tests.engines.doubles import Prefetcher
 
 
 class Scheduler:
