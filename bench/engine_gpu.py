@@ -7,9 +7,9 @@ Run it with the Python that the engine and the client are installed in; it needs
 engine is a process of its own, one after the other: the engine as it is, the same once more (is it reproducible at
 all?), the engine over the daemon. Prompts are natural text, Python's own library. `--reference FILE` keeps the engine's
 own result, and takes it from there where the file exists: so the native engine, which loads 189 GiB of tables, runs
-once. What is compared are the largest logits of each token: vLLM tells them as they are, SGLang as log-probabilities,
-in which a constant added to all of them would not show. Exit status 1 where one differs. It has not been run on a GPU
-yet.
+once. Further settings of the plug-in (ENGRAMD_ROWS, ENGRAMD_TABLE) are taken from the environment. What is compared are
+the largest logits of each token: vLLM tells them as they are, SGLang as log-probabilities, in which a constant added to
+all of them would not show. Exit status 1 where one differs. It has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -85,9 +85,11 @@ def compare(args: argparse.Namespace) -> int:
 
 def in_own_process(socket: str | None) -> Any:
     """Runs one engine to its end: over the daemon at `socket`, or alone."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENGRAMD_")}
+    environment = dict(os.environ)
     if socket is not None:
         environment["ENGRAMD_SOCKET"] = socket
+    else:
+        environment.pop("ENGRAMD_SOCKET", None)
     with tempfile.TemporaryDirectory(prefix="engram-engine-") as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, __file__, *sys.argv[1:], "--result-of-this-engine", str(result)]

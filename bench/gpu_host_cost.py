@@ -1,6 +1,6 @@
 """The host's cost of DeviceTable.fetch beyond a bare ring fetch, against the double of a driver that costs nothing.
 
-    .venv/bin/python bench/gpu_host_cost.py [--rows 12288]
+    .venv/bin/python -m bench.gpu_host_cost [--rows 12288]
 
 Starts a daemon over a small synthetic table, all of it resident, and builds the double of libcuda.so.1 from
 tests/fake_gpu; its copies do nothing, so what is left is what the client itself does. The bare fetch is submit, wait
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import ctypes
-import os
 import pstats
 import statistics
 import subprocess
@@ -25,8 +24,10 @@ import engram_client
 import numpy as np
 from engram_client.cuda import DeviceTable
 
+from bench.environment import make_table
+from engramd.measure.daemon import Daemon
+
 ROOT = Path(__file__).resolve().parent.parent
-ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
 
 
 def main() -> int:
@@ -41,18 +42,10 @@ def main() -> int:
         build = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", *sources, "-Wl,-soname,libcuda.so.1"]
         subprocess.run([*build, "-o", str(double)], check=True)
         library = ctypes.CDLL(str(double), mode=ctypes.RTLD_GLOBAL)
-        subprocess.run([*ENGRAMD, "synth", str(folder / "source"), "--vocab-size", "20000"], check=True)
-        subprocess.run([*ENGRAMD, "pack", str(folder / "source"), str(folder / "table")], check=True)
-        socket = str(folder / "s.sock")
-        serve = [*ENGRAMD, "serve", str(folder / "table"), "--socket", socket, "--dram", "1GiB"]
-        daemon = subprocess.Popen(serve, stderr=subprocess.DEVNULL)
-        try:
-            while not os.path.exists(socket + ".ring"):
-                time.sleep(0.05)
-            measure(socket, library, args.rows, args.rounds)
-        finally:
-            daemon.terminate()
-            daemon.wait()
+        table = make_table(folder, 20_000)
+        with Daemon(table.path, 2 * table.row_bytes()) as daemon:
+            daemon.wait_until_resident()
+            measure(daemon.socket, library, args.rows, args.rounds)
     return 0
 
 

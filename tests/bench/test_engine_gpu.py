@@ -25,7 +25,8 @@ class LLM:
     def __init__(self, **options):
         assert options["logprobs_mode"] == "raw_logits"
         self.shift = 1.0 if os.environ.get("WRONG") and "ENGRAMD_SOCKET" in os.environ else 0.0
-        print("socket", os.environ.get("ENGRAMD_SOCKET"), "tp", options["tensor_parallel_size"], flush=True)
+        told = [os.environ.get(name) for name in ("ENGRAMD_SOCKET", "ENGRAMD_ROWS")]
+        print(*told, "tp", options["tensor_parallel_size"], flush=True)
 
     def get_tokenizer(self):
         return SimpleNamespace(encode=lambda text: [ord(one) for one in text])
@@ -48,7 +49,7 @@ class Engine:
     def __init__(self, *, model_path, tp_size, random_seed):
         self.shift = 1.0 if os.environ.get("WRONG") and "ENGRAMD_SOCKET" in os.environ else 0.0
         self.tokenizer_manager = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [*map(ord, text)]))
-        print("socket", os.environ.get("ENGRAMD_SOCKET"), "tp", tp_size, flush=True)
+        print(os.environ.get("ENGRAMD_SOCKET"), os.environ.get("ENGRAMD_ROWS"), "tp", tp_size, flush=True)
 
     def flush_cache(self):
         pass
@@ -74,16 +75,18 @@ def test_compare(engine: str, tmp_path: Path, wrong: bool) -> None:
     command = [sys.executable, str(SCRIPT), "a/model", "--socket", "/run/a.sock", "--tensor-parallel-size", "2"]
     command += ["--prompts", "5", "--prompt-tokens", "16", "--new-tokens", "3"]
     command += ["--reference", str(tmp_path / "native.json"), "--engine", engine]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)} | ({"WRONG": "1"} if wrong else {})
+    environment = (
+        os.environ | {"PYTHONPATH": str(tmp_path), "ENGRAMD_ROWS": "staged"} | ({"WRONG": "1"} if wrong else {})
+    )
     first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert first.returncode == int(wrong), first.stderr
-    assert first.stdout.count("socket None tp 2") == 2
-    assert first.stdout.count("socket /run/a.sock tp 2") == 1
+    assert first.stdout.count("None staged tp 2") == 2
+    assert first.stdout.count("/run/a.sock staged tp 2") == 1
     assert ("prompt 0, token 0: " if wrong else f"every logit equals {engine} alone") in first.stdout
     # The native result is taken from the file the next time.
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == int(wrong)
-    assert "socket None" not in again.stdout
+    assert "None staged" not in again.stdout
     # Another engine's result is no reference.
     command[-1] = next(name for name in DOUBLES if name != engine)
     other = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
