@@ -14,7 +14,6 @@ import cProfile
 import ctypes
 import pstats
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +25,7 @@ from engram_client.cuda import DeviceTable
 
 from bench.environment import make_table
 from engramd.measure.daemon import Daemon
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.fake_gpu.build import build_double
 
 
 def main() -> int:
@@ -37,11 +35,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="engram-gpu-") as name:
         folder = Path(name)
-        double = folder / "libcuda.so.1"
-        sources = [str(ROOT / f"tests/fake_gpu/fake_{part}.cpp") for part in ("gpu", "memory", "streams", "cuda")]
-        build = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", *sources, "-Wl,-soname,libcuda.so.1"]
-        subprocess.run([*build, "-o", str(double)], check=True)
-        library = ctypes.CDLL(str(double), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(build_double("cuda", folder)), mode=ctypes.RTLD_GLOBAL)
         table = make_table(folder, 20_000)
         with Daemon(table.path, 2 * table.row_bytes()) as daemon:
             daemon.wait_until_resident()

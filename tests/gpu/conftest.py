@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,34 +18,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-FOLDER = Path(__file__).resolve().parent.parent / "fake_gpu"
-SONAMES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+from tests.fake_gpu.build import SONAMES, build_double
+
 VALUE_BYTES, SCALE_BYTES, ROW_BYTES = 256, 8, 264
-
-
-def build_double(kind: str, folder: Path) -> Path:
-    """Compiles one double; under ENGRAM_SANITIZE=address with ASAN, as everything else of such a run is."""
-    target = folder / SONAMES[kind]
-    sanitize = ["-fsanitize=address"] if os.environ.get("ENGRAM_SANITIZE") == "address" else []
-    sources = [FOLDER / f"fake_{part}.cpp" for part in ("gpu", "memory", "streams", kind)]
-    command = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-g",
-        "-fPIC",
-        "-shared",
-        "-pthread",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        *sanitize,
-    ]
-    command += [*map(str, sources), f"-Wl,-soname,{SONAMES[kind]}", "-o", str(target)]
-    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return target
 
 
 class Double:
