@@ -236,6 +236,30 @@ def test_a_step_that_was_not_staged_is_refused(
         rank.layers[0].prepare_embeddings(torch.zeros(4, COLUMNS, dtype=torch.int32))
 
 
+def test_the_waits_are_in_vllms_own_metrics(make_rank: Callable[..., Any], texts: dict[str, Any]) -> None:
+    """In the registry that vLLM's /metrics is made from."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    def found() -> list[float]:
+        registry = get_prometheus_registry()
+        labels = {"kind": "step", "rank": "0"}
+        return [
+            registry.get_sample_value("engramd_steps_total", labels) or 0.0,
+            registry.get_sample_value("engramd_step_rows_total", labels) or 0.0,
+            registry.get_sample_value("engramd_step_ids_wait_seconds_total", labels) or 0.0,
+            registry.get_sample_value("engramd_step_rows_wait_seconds_total", labels | {"layer": "14"}) or 0.0,
+        ]
+
+    rank = make_rank(texts)
+    before = found()
+    rank.prepare([("a", 0, 5)])
+    rank.rows._metrics.hand_on()
+    steps, rows, ids_wait_s, rows_wait_s = np.subtract(found(), before)
+    assert (steps, rows) == (1, 5 * 2 * COLUMNS)
+    assert ids_wait_s > 0
+    assert rows_wait_s > 0
+
+
 def test_no_table_is_allocated(staged_layers: Callable[..., list[Any]], layout: Any) -> None:
     for layer in staged_layers():
         assert not list(layer.embed_tokens.parameters())
