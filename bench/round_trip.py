@@ -1,4 +1,5 @@
-"""b. Round trip of 48 cached rows: over the ring from Python and C, over ZeroMQ, and from a plain pyzmq server."""
+"""b. Round trip of 48 cached rows: over the ring from Python and C, over ZeroMQ, and from a plain pyzmq server. And of
+3,072 rows, over ZeroMQ and from that server."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from engramd.measure.report import Question
 from engramd.measure.tickets import Seconds, round_trips, time_each
 
 BATCH = 48
+LARGE_BATCH = 3072
 PAUSE_US = 2000  # long enough for a worker to have gone to sleep
 
 
@@ -73,8 +75,12 @@ def measure(settings: Settings, files: Table) -> Question:
             def fetch(batch: Ids) -> None:
                 control_table.fetch(batch)
 
-            def ids(number: int) -> Ids:
-                return rng.integers(0, count, (number, BATCH))
+            def view(batch: Ids) -> None:
+                with control_table.submit(batch) as ticket:
+                    ticket.wait()
+
+            def ids(number: int, rows: int = BATCH) -> Ids:
+                return rng.integers(0, count, (number, rows))
 
             sides = {
                 "ring, Python, spinning": lambda: round_trips(ring.table(layer=1), ids(rounds)),
@@ -85,6 +91,9 @@ def measure(settings: Settings, files: Table) -> Question:
                 "ZeroMQ fetch": lambda: time_each(ids(rounds), 0, fetch),
                 "pyzmq": lambda: time_each(ids(rounds), 0, ask),
                 "pyzmq, asleep": lambda: time_each(ids(asleep_rounds), PAUSE_US, ask),
+                "ZeroMQ fetch, 3,072 rows": lambda: time_each(ids(rounds // 5, LARGE_BATCH), 0, fetch),
+                "ZeroMQ ticket, 3,072 rows": lambda: time_each(ids(rounds // 5, LARGE_BATCH), 0, view),
+                "pyzmq, 3,072 rows": lambda: time_each(ids(rounds // 5, LARGE_BATCH), 0, ask),
             }
             for side in sides.values():
                 side()  # type: ignore[no-untyped-call]
@@ -98,7 +107,7 @@ def measure(settings: Settings, files: Table) -> Question:
     for name, seconds in found.items():
         if name.startswith("pyzmq"):
             continue
-        against = "pyzmq, asleep" if name.endswith("asleep") else "pyzmq"
+        against = next((peer for peer in ("pyzmq, asleep", "pyzmq, 3,072 rows") if name.endswith(peer[7:])), "pyzmq")
         whole = np.concatenate(seconds)
         other = np.concatenate(found[against])
         question.add(

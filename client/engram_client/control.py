@@ -49,6 +49,9 @@ _REFUSAL_EVENTS = (
 )
 _LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | _REFUSAL_EVENTS
 
+# As plain integers: the operators of zmq's flags are Python functions, called several times a request.
+_POLLIN, _NOBLOCK, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+
 _context: zmq.Context[Any] | None = None
 _context_lock = threading.Lock()
 
@@ -88,7 +91,7 @@ class _Link:
         self._poller.register(self.monitor, zmq.POLLIN)
 
     def is_lost(self) -> bool:
-        return bool(self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(self.monitor.getsockopt(zmq.EVENTS) & _POLLIN)
 
     def loss(self, target: str) -> str:
         """In words, once is_lost()."""
@@ -98,6 +101,17 @@ class _Link:
                 "of the client's own that the daemon knows (connect(curve=...))"
             )
         return f"lost the daemon at {target}, or nobody answers there"
+
+    def send(self, frames: list[Any]) -> None:
+        for frame in frames[:-1]:
+            self.socket.send(frame, _MORE)
+        self.socket.send(frames[-1], _NOBLOCK)
+
+    def receive(self) -> list[zmq.Frame]:
+        frames = [self.socket.recv(copy=False)]
+        while frames[-1].more:
+            frames.append(self.socket.recv(copy=False))
+        return frames
 
     def wait(self, timeout_ms: int) -> bool:
         """Waits for a reply or a loss; whether a reply is there."""
@@ -138,7 +152,7 @@ class ControlRequest:
                 raise DaemonLost(text)
             if deadline is not None and time.monotonic() >= deadline:
                 raise RequestTimeout(f"{self._channel.target}: no reply within {timeout} s")
-        frames = link.socket.recv_multipart(copy=False)
+        frames = link.receive()
         try:
             reply = _unpack(frames[0].buffer, self._channel.target)
             if reply.get("id") != self._number or len(frames) > 2:
@@ -183,7 +197,7 @@ class ControlChannel:
             frames.append(ids)
         link = self._take_link()
         try:
-            link.socket.send_multipart(frames, zmq.NOBLOCK)
+            link.send(frames)
         except zmq.ZMQError as error:
             link.close()
             raise Busy(f"{self.target}: cannot send: {error}") from error

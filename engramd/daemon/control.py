@@ -9,6 +9,7 @@ are bounded, and what exceeds them is answered `Busy`.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import re
@@ -36,6 +37,8 @@ MESSAGES_A_TURN = 64
 HIGH_WATER_MARK = 64  # messages towards or from one client
 LINGER_MS = 500
 _LOG = logging.getLogger("engramd")
+# As plain integers: the operators of zmq's flags are Python functions, called several times a message.
+_POLLIN, _NOBLOCK, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _LOCAL_PEER = re.compile(r"localhost:(\d{1,10}):(\d{1,10}):(\d{1,10})", re.ASCII)
 
 
@@ -267,10 +270,12 @@ class ControlEndpoint:
         libzmq's descriptor fires on changes only, so this is called before every wait of the loop.
         """
         for _ in range(MESSAGES_A_TURN):
-            if not self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not self.socket.getsockopt(zmq.EVENTS) & _POLLIN:
                 return False
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = [self.socket.recv(_NOBLOCK, copy=False)]
+                while frames[-1].more:
+                    frames.append(self.socket.recv(_NOBLOCK, copy=False))
             except zmq.Again:
                 return False
             self._receive(frames)
@@ -300,15 +305,15 @@ class ControlEndpoint:
             address = frame.get("Peer-Address")
         except (zmq.ZMQError, KeyError):
             return None, None
-        match = _LOCAL_PEER.fullmatch(address)
-        return (int(match[1]), int(match[3])) if match else (None, None)
+        return _credentials_in(address)
 
     def send(self, peer: Peer, frames: Sequence[Any]) -> Any:
         """Queues a reply; a client that is gone or takes none loses it. Returns a tracker of the last frame's memory,
         or None where it is free already."""
         try:
-            self.socket.send_multipart([*peer.envelope, *frames[:-1]], zmq.NOBLOCK | zmq.SNDMORE)
-            return self.socket.send(frames[-1], zmq.NOBLOCK, copy=False, track=True)
+            for frame in (*peer.envelope, *frames[:-1]):
+                self.socket.send(frame, _MORE)
+            return self.socket.send(frames[-1], _NOBLOCK, copy=False, track=True)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH, errno.ENOTSOCK):
                 raise
@@ -317,3 +322,10 @@ class ControlEndpoint:
     def close(self) -> None:
         """Closes the socket; replies that are queued get LINGER_MS to leave."""
         self.socket.close()
+
+
+@functools.lru_cache(maxsize=256)
+def _credentials_in(address: str) -> tuple[int | None, int | None]:
+    """(uid, pid) in libzmq's name of a local peer."""
+    match = _LOCAL_PEER.fullmatch(address)
+    return (int(match[1]), int(match[3])) if match else (None, None)

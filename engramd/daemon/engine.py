@@ -11,7 +11,7 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engramd._engine import ffi, lib
 from engramd.config import Settings
@@ -75,6 +75,15 @@ class Event:
     row_id: int
     request_id: int
     text: str
+
+
+class Completion(NamedTuple):
+    """The end of a request. failure: engram_failure, valid until the next call of submit or next_completion. rows: of a
+    fetch that succeeded, a buffer that frees them with its last reference and does not need the engine; else None."""
+
+    tag: int
+    failure: Any
+    rows: Any
 
 
 class KeptRows(Protocol):
@@ -286,23 +295,22 @@ class Engine:
         """Ends a session; returns at once. Unknown ones are ignored."""
         lib.engram_engine_close_session(self._engine, session)
 
-    def submit(self, request: Any, ids: bytes, tag: int) -> int:
-        """Begins an engram_request from private memory, of which nothing is needed afterwards. 0: next_completion will
-        give its end, with this tag; else the ENGRAM_STATUS_* of a refusal, or -1 for want of memory."""
-        return int(lib.engram_engine_submit(self._engine, request, ffi.from_buffer(ids), tag))
+    def submit(self, request: Any, ids: bytes, tag: int) -> tuple[int, Completion | None]:
+        """Begins an engram_request from private memory, of which nothing is needed afterwards. (0, its end where it was
+        served at once, or None where next_completion will give it), or (ENGRAM_STATUS_* of a refusal or -1 for want of
+        memory, None). One thread at a time, as next_completion."""
+        completion = self._completion
+        status = lib.engram_engine_submit(self._engine, request, ffi.from_buffer(ids), tag, completion)
+        if status != 0 or completion.failure.status == lib.ENGRAM_STATUS_EMPTY:
+            return status, None
+        return 0, _completion_of(completion)
 
-    def next_completion(self) -> tuple[int, Any, Any] | None:
-        """Takes one completion, or None: (tag, engram_failure valid until the next call, the rows of a fetch that
-        succeeded or None). The rows are a writable buffer that frees them with its last reference; it does not need the
-        engine. One thread at a time."""
+    def next_completion(self) -> Completion | None:
+        """Takes one completion, or None."""
         completion = self._completion
         if lib.engram_engine_next_completion(self._engine, completion) != 1:
             return None
-        rows = None
-        if completion.rows != ffi.NULL:
-            size = completion.bytes
-            rows = ffi.buffer(ffi.gc(completion.rows, lib.engram_rows_free, size), size)
-        return completion.tag, completion.failure, rows
+        return _completion_of(completion)
 
     def layer_counters(self) -> dict[int, dict[str, Any]]:
         """The fields of engram_layer_counters, by handle."""
@@ -347,6 +355,15 @@ class Engine:
         if self._engine != ffi.NULL:
             lib.engram_engine_destroy(self._engine)
             self._engine = ffi.NULL
+
+
+def _completion_of(completion: Any) -> Completion:
+    """An engram_completion's, with the rows in the keeping of a buffer."""
+    rows = None
+    if completion.rows != ffi.NULL:
+        size = completion.bytes
+        rows = ffi.buffer(ffi.gc(completion.rows, lib.engram_rows_free, size), size)
+    return Completion(completion.tag, completion.failure, rows)
 
 
 def injected_faults() -> dict[str, int] | None:

@@ -24,20 +24,19 @@ class EventLog:
         self._listener = listener
         self._pages: OrderedDict[tuple[int, int, int], None] = OrderedDict()
 
-    def process(self) -> bool:
-        """Handles what has happened, at most EVENTS_A_TURN events; whether there is more."""
+    def process(self) -> None:
+        """Handles what has happened, at most EVENTS_A_TURN events."""
         try:
             os.eventfd_read(self._engine.event_descriptor)
         except BlockingIOError:
-            return False
+            return
         for _ in range(EVENTS_A_TURN):
             event = self._engine.next_event()
             if event is None:
-                return False
+                return
             self._handle(event)
         # The count was taken with the first read: what is left must make the descriptor readable again.
         os.eventfd_write(self._engine.event_descriptor, 1)
-        return True
 
     def _handle(self, event: Event) -> None:
         if event.kind == lib.ENGRAM_EVENT_VIOLATION:

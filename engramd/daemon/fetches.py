@@ -17,7 +17,7 @@ from engramd._engine import ffi, lib
 from engramd.daemon import messages
 from engramd.daemon.control_memory import ByteBudget
 from engramd.daemon.control_peer import Peer
-from engramd.daemon.engine import ERROR_CLASSES, Engine, ServedLayer
+from engramd.daemon.engine import ERROR_CLASSES, Completion, Engine, ServedLayer
 from engramd.daemon.messages import MAX_BULK_BYTES, Request, RequestError
 
 REQUEST_TIMEOUT_S = 30.0
@@ -101,8 +101,7 @@ class Fetches:
             completion = self._engine.next_completion()
             if completion is None:
                 return
-            tag, failure, rows = completion
-            self._finish(self._open.pop(tag), failure, rows)
+            self._finish(self._open.pop(completion.tag), completion)
         # The count was taken with the first read: what is left must make the descriptor readable again.
         os.eventfd_write(self.descriptor, 1)
 
@@ -128,23 +127,26 @@ class Fetches:
             raise RequestError("Busy", f"all clients' fetches reach {OPEN_LIMIT} requests, the limit")
         self._budget.take(peer.key, peer.connection, reserved_bytes)
         tag = next(self._tags)
-        status = self._engine.submit(self._native, ids, tag)
+        status, completion = self._engine.submit(self._native, ids, tag)
         if status != 0:
             self._budget.give_back(peer.key, reserved_bytes)
             raise failure_of(status, layer)
-        self._open[tag] = _Open(peer, request, layer, reserved_bytes, self._clock() + REQUEST_TIMEOUT_S)
+        one = _Open(peer, request, layer, reserved_bytes, self._clock() + REQUEST_TIMEOUT_S)
+        if completion is not None:
+            self._finish(one, completion)
+        else:
+            self._open[tag] = one
 
-    def _finish(self, one: _Open, failure: Any, rows: Any) -> None:
-        """failure: engram_failure; rows: a buffer, or None."""
+    def _finish(self, one: _Open, completion: Completion) -> None:
         if one.is_answered:
             self._budget.give_back(one.peer.key, one.reserved_bytes)
             return
-        if failure.status != lib.ENGRAM_STATUS_OK:
-            frames = [messages.reply_error(one.request, error_of(failure, one.layer))]
-        elif rows is None:
+        if completion.failure.status != lib.ENGRAM_STATUS_OK:
+            frames = [messages.reply_error(one.request, error_of(completion.failure, one.layer))]
+        elif completion.rows is None:
             frames = [messages.reply_ok(one.request)]
         else:
-            frames = [messages.reply_ok(one.request), rows]
+            frames = [messages.reply_ok(one.request), completion.rows]
         self._budget.give_back_when_sent(one.peer.send(frames), one.peer.key, one.reserved_bytes)
 
     def _find_layer(self, request: Request) -> ServedLayer:

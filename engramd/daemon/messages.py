@@ -16,6 +16,7 @@ MAX_ENTRIES = 64
 MAX_DEPTH = 8
 MAX_FRAMES = 3
 MAX_BULK_BYTES = 16 << 20  # ids and rows of one request
+_NESTING = (dict, list)
 
 
 class NoReply(Exception):
@@ -125,7 +126,7 @@ def reply_error(request: Request, error: RequestError) -> bytes:
 
 def _depth(value: Any, limit: int) -> int:
     """Nesting of maps and arrays, counted up to limit + 1."""
-    if limit < 0 or not isinstance(value, dict | list):
+    if limit < 0 or not isinstance(value, _NESTING):
         return 0
     children = value.values() if isinstance(value, dict) else value
-    return 1 + max((_depth(child, limit - 1) for child in children), default=0)
+    return 1 + max((_depth(child, limit - 1) for child in children if isinstance(child, _NESTING)), default=0)

@@ -105,7 +105,7 @@ class Service:
         )
         cleanup.callback(self._ring.close)
         self._events = events.EventLog(self._engine, self._ring)
-        self._selector.register(self._engine.event_descriptor, selectors.EVENT_READ, lambda: None)
+        self._selector.register(self._engine.event_descriptor, selectors.EVENT_READ, self._events.process)
         self._endpoints: list[ControlEndpoint | CurveGate] = []
         self._turn(0.0)  # a client that waits already gets its memory made while libzmq is loaded
         self._heat = HeatKeeper(self._engine, state_directory(settings.state))
@@ -228,10 +228,14 @@ class Service:
 
     def _turn(self, longest_s: float | None) -> None:
         """Serves what is there, then waits for the next thing, at most `longest_s`."""
-        more = self._events.process()
+        more = False
         for endpoint in self._endpoints:
             more |= endpoint.process()
         now = time.monotonic()
+        self._ring.expire(now)
+        if self._endpoints:
+            self._verbs.budget.expire()
+            self._verbs.fetches.expire()
         if self._health is not None:
             self._health.turned_at = now
         next_sign_of_life_s = self._watchdog.feed(now)
@@ -247,10 +251,6 @@ class Service:
         for key, _ in self._selector.select(min(waits, default=None)):
             handler: Callable[[], None] = key.data
             handler()
-        self._ring.expire(time.monotonic())
-        if self._endpoints:
-            self._verbs.budget.expire()
-            self._verbs.fetches.expire()
 
     def _drain(self) -> None:
         """Lets running requests finish: new ones are refused, nothing is waited for longer than DRAIN_TIMEOUT_S. A

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <thread>
 
 #include "io/fault_reader.h"
@@ -26,7 +24,6 @@ constexpr std::uint32_t kDefaultSpinUs = 30;
 constexpr std::uint32_t kDefaultSlots = 64;
 constexpr std::uint32_t kStreamSlots = 32;  // of a session that asks for any
 constexpr std::uint32_t kDefaultPollPermille = 100;
-constexpr std::uint32_t kMaxLocalRows = 1u << 20;
 
 }  // namespace
 
@@ -63,7 +60,7 @@ std::unique_ptr<Engine> Engine::create(const engram_engine_options& given, std::
     error = std::string("eventfd: ") + std::strerror(errno);
     return nullptr;
   }
-  engine->shared_.sampler = std::make_unique<RowSampler>(options.workers);
+  engine->shared_.sampler = std::make_unique<RowSampler>(engine->counter_sets());
   engine->shared_.state = StatePage::create(error);
   if (engine->shared_.state == nullptr) return nullptr;
   return engine;
@@ -98,7 +95,7 @@ bool Engine::add_layers(std::span<const engram_layer_options> options, std::span
       return false;
     }
     const auto handle = static_cast<std::uint32_t>(layers_.size() + added.size() + 1);
-    added.push_back(Layer::open(one, handle, options_.workers, error));
+    added.push_back(Layer::open(one, handle, counter_sets(), error));
     if (added.back() == nullptr) return false;
   }
   if (started_ && !check_replacement(added, replaced, error)) return false;
@@ -140,6 +137,9 @@ bool Engine::start(std::string& error) {
     }
   }
   for (const auto& worker : workers_) shared_.workers.push_back(worker.get());
+  WorkerOptions at_once;
+  at_once.index = options_.workers;
+  at_once_ = std::make_unique<Worker>(shared_, at_once);
   if (loader_ != nullptr) loader_->start();
   started_ = true;
   return true;
@@ -235,54 +235,6 @@ void Engine::close_session(std::uint64_t id) {
   sessions_.erase(entry);
 }
 
-void Engine::start_local(const std::shared_ptr<LocalRequest>& local) {
-  workers_[next_local_worker_.fetch_add(1) % workers_.size()]->add_local(local);
-}
-
-std::uint32_t Engine::run_local(const std::shared_ptr<LocalRequest>& local, std::uint32_t timeout_ms) {
-  start_local(local);
-  std::unique_lock lock(local->mutex);
-  const auto is_done = [&] { return local->outcome.status != ENGRAM_STATUS_EMPTY; };
-  if (!local->done.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done)) return ENGRAM_STATUS_TIMEOUT;
-  return local->outcome.status;
-}
-
-std::uint32_t Engine::submit(const engram_request& given, const void* ids, std::uint64_t tag) {
-  const Layer* layer = shared_.layer(given.handle);
-  if (layer == nullptr) return ENGRAM_STATUS_UNKNOWN_TABLE;
-  if (given.row_count > kMaxLocalRows || (given.id_bytes != 4 && given.id_bytes != 8)) {
-    return ENGRAM_STATUS_BAD_REQUEST;
-  }
-  const auto local = std::make_shared<LocalRequest>();
-  local->request = given;
-  local->request.ids_offset = 0;
-  local->request.reply_offset = 0;
-  const auto* bytes = static_cast<const std::uint8_t*>(ids);
-  local->ids.assign(bytes, bytes + std::uint64_t{given.row_count} * given.id_bytes);
-  if (given.operation == ENGRAM_OPERATION_FETCH && given.row_count != 0) {
-    local->reply_bytes = std::uint64_t{given.row_count} * layer->row_bytes;
-    local->reply.reset(static_cast<std::uint8_t*>(std::malloc(local->reply_bytes)));
-    if (local->reply == nullptr) throw std::bad_alloc();
-  }
-  local->completions = &shared_.completions;
-  local->tag = tag;
-  start_local(local);
-  return 0;
-}
-
-bool Engine::next_completion(engram_completion* completion) {
-  std::shared_ptr<LocalRequest> local;
-  if (!shared_.completions.pop(&local)) return false;
-  *completion = {};
-  completion->tag = local->tag;
-  completion->failure = local->outcome;
-  if (local->outcome.status == ENGRAM_STATUS_OK) {
-    completion->bytes = local->reply_bytes;
-    completion->rows = local->reply.release();
-  }
-  return true;
-}
-
 std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint64_t capacity) {
   for (const auto& worker : workers_) worker->settle_counters();
   const std::lock_guard lock(layers_mutex_);
@@ -303,7 +255,7 @@ std::uint64_t Engine::layer_counters(engram_layer_counters* counters, std::uint6
     out.maps = layer->maps.load();
     out.rows_total = layer->rows;
     out.background_reads = layer->background_reads.load(std::memory_order_relaxed);
-    for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {
+    for (std::uint32_t worker = 0; worker < counter_sets(); ++worker) {
       const LayerCounters& part = layer->counters[worker];
       out.requests += part.requests.read();
       out.rows_zero += part.rows_zero.read();
@@ -384,7 +336,7 @@ void Engine::read_counters(engram_engine_counters* counters) {
     std::vector<std::uint64_t> buckets(LatencyHistogram::kBuckets);
     engram_latency& latency = out.latency[size_class];
     for (std::uint32_t bucket = 0; bucket < LatencyHistogram::kBuckets; ++bucket) {
-      for (const auto& worker : workers_) buckets[bucket] += worker->latency(size_class).read(bucket);
+      buckets[bucket] = latency_count(size_class, bucket);
       latency.count += buckets[bucket];
     }
     const auto percentile = [&](double share) {

@@ -40,7 +40,9 @@ class Engine {
                              engram_welcome* welcome, engram_session_descriptors* descriptors, std::string& error);
   std::uint32_t start_session(std::uint64_t session, std::string& error);
   void close_session(std::uint64_t session);
-  std::uint32_t submit(const engram_request& request, const void* ids, std::uint64_t tag);
+  // engine_local.cpp
+  std::uint32_t submit(const engram_request& request, const void* ids, std::uint64_t tag,
+                       engram_completion* completion);
   bool next_completion(engram_completion* completion);
 
   std::uint64_t layer_counters(engram_layer_counters* counters, std::uint64_t capacity);
@@ -82,6 +84,8 @@ class Engine {
   template <typename Rows, typename... Arguments>
   std::shared_ptr<Rows> make_dram(Arguments&&... arguments);
   std::uint64_t open_requests() const;
+  std::uint32_t counter_sets() const { return options_.workers + 1; }  // the last is at_once_'s
+  std::uint64_t latency_count(std::uint32_t latency_class, std::uint32_t bucket) const;
 
   engram_engine_options options_;
   EngineShared shared_;
@@ -99,6 +103,8 @@ class Engine {
   std::map<std::uint64_t, Session> sessions_;  // under sessions_mutex_
   std::uint64_t next_session_ = 1;             // under sessions_mutex_
   std::atomic<std::uint32_t> next_local_worker_{0};
+  std::mutex at_once_mutex_;
+  std::unique_ptr<Worker> at_once_;  // never started: serves on its caller's thread, under at_once_mutex_
   // Last, so that they stop first: workers use everything above.
   std::vector<std::unique_ptr<Worker>> workers_;
 };

@@ -103,9 +103,11 @@ void engram_engine_close_session(engram_engine* engine, uint64_t session) {
   });
 }
 
-int engram_engine_submit(engram_engine* engine, const engram_request* request, const void* ids, uint64_t tag) {
-  return guarded(nullptr, 0,
-                 [&](std::string&) { return static_cast<int>(engine->engine->submit(*request, ids, tag)); });
+int engram_engine_submit(engram_engine* engine, const engram_request* request, const void* ids, uint64_t tag,
+                         engram_completion* completion) {
+  return guarded(nullptr, 0, [&](std::string&) {
+    return static_cast<int>(engine->engine->submit(*request, ids, tag, completion));
+  });
 }
 
 int engram_engine_completion_descriptor(engram_engine* engine) {

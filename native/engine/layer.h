@@ -101,7 +101,7 @@ class Layer {
   // How many maps of the resident rows clients hold: their memory stays until they let go. Raised under the same lock.
   std::atomic<std::uint32_t> maps{0};
 
-  std::unique_ptr<LayerCounters[]> counters;  // one per worker
+  std::unique_ptr<LayerCounters[]> counters;  // one per worker, and one of the worker that serves at once
   std::atomic<std::uint64_t> background_reads{0};
 
  private:

@@ -211,7 +211,7 @@ bool Worker::take_mail() {
       reader_->watch(letter.opened->doorbell());
       sessions_.push_back(std::move(letter.opened));
     } else if (letter.local != nullptr) {
-      begin_local_request(std::move(letter.local));
+      begin_local_request(letter.local);
     } else if (letter.settled != nullptr) {
       while (count_distinct_step()) {
       }

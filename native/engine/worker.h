@@ -83,6 +83,10 @@ class Worker {
   // Stops the thread after its reads have landed. Open requests get no answer.
   void stop();
 
+  // A worker that was never started, on its caller's thread: serves a small fetch whose rows are all resident, so that
+  // its outcome is there afterwards. False, with nothing done or counted, for any other request: a started worker's.
+  bool serve_at_once(const std::shared_ptr<LocalRequest>& local);
+
   // Any thread:
   void add_session(std::unique_ptr<RingSession> session);
   void close_session(std::uint64_t session);
@@ -140,14 +144,18 @@ class Worker {
   void arm_streams(RingSession& session, std::uint32_t slot, const engram_request& request);
   void begin_ring_request(RingSession& session, std::uint32_t slot, const engram_request& request);
   void refuse(std::unique_ptr<Batch> batch);
-  void begin_local_request(std::shared_ptr<LocalRequest> local);
+  std::unique_ptr<Batch> local_batch(const std::shared_ptr<LocalRequest>& local, bool* good);  // worker_local.cpp
+  void begin_local_request(const std::shared_ptr<LocalRequest>& local);                        // worker_local.cpp
   bool check_request(const engram_request& request, std::uint64_t ids_bytes, std::uint64_t reply_bytes,
                      std::uint64_t max_reply_bytes, engram_failure& failure) const;
+  bool enter_layer(Batch& batch);
   void begin_batch(std::unique_ptr<Batch> batch, const std::uint8_t* ids);
+  void run_batch(std::unique_ptr<Batch> batch, const std::uint8_t* ids);
   void count_request(Batch& batch);
   void complete(Batch* batch);
   void answer(Batch& batch, const engram_failure& outcome);
   std::unique_ptr<Batch> spare_batch();
+  void keep_spare(std::unique_ptr<Batch> batch);
 
   // worker_ids.cpp: ids, from the client's memory
   std::uint32_t take_ids(Batch& batch, std::uint32_t begin, std::uint32_t count, std::uint64_t* zeros);

@@ -154,33 +154,29 @@ void Worker::begin_ring_request(RingSession& session, std::uint32_t slot, const 
   begin_batch(std::move(batch), session.ids(request.ids_offset));
 }
 
-void Worker::begin_local_request(std::shared_ptr<LocalRequest> local) {
-  open_requests_.fetch_add(1, std::memory_order_seq_cst);
-  std::unique_ptr<Batch> batch = spare_batch();
-  batch->local = std::move(local);
-  batch->request = batch->local->request;
-  batch->taken_ns = now_ns();
-  const std::uint64_t reply_bytes = batch->local->reply_bytes;
-  if (!check_request(batch->request, batch->local->ids.size(), reply_bytes, reply_bytes, batch->failure)) {
-    refuse(std::move(batch));
-    return;
-  }
-  batch->warm = batch->local->warm;
-  if (batch->request.operation == ENGRAM_OPERATION_FETCH) batch->destination.values = batch->local->reply.get();
-  const std::uint8_t* ids = batch->local->ids.data();
-  begin_batch(std::move(batch), ids);
-}
-
-void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) {
-  Batch& batch = *owned;
+// False where the layer was retired since it was checked.
+bool Worker::enter_layer(Batch& batch) {
   Layer* used = shared_.layer(batch.request.handle);
-  if (!used->begin_use()) {  // retired since it was checked
-    batch.failure = outcome_of(ENGRAM_STATUS_STALE);
-    refuse(std::move(owned));
-    return;
-  }
+  if (!used->begin_use()) return false;
   batch.layer = used;
   batch.placement = used->placement();
+  batch.all_in_dram = batch.request.operation != ENGRAM_OPERATION_PREFETCH && batch.placement->resident != nullptr &&
+                      batch.placement->resident->complete();
+  return true;
+}
+
+void Worker::begin_batch(std::unique_ptr<Batch> batch, const std::uint8_t* ids) {
+  if (enter_layer(*batch)) {
+    run_batch(std::move(batch), ids);
+  } else {
+    batch->failure = outcome_of(ENGRAM_STATUS_STALE);
+    refuse(std::move(batch));
+  }
+}
+
+// From its ids on: the layer is in use. A small batch that is all in DRAM is complete afterwards.
+void Worker::run_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) {
+  Batch& batch = *owned;
   batches_.push_back(std::move(owned));
   const Layer& layer = *batch.layer;
   const Placement& placement = *batch.placement;
@@ -191,7 +187,6 @@ void Worker::begin_batch(std::unique_ptr<Batch> owned, const std::uint8_t* ids) 
 
   batch.ids.resize(count);
   batch.untaken_ids = ids;
-  batch.all_in_dram = !batch.prefetch && placement.resident != nullptr && placement.resident->complete();
   // Where reads may start before the last block's turn, a bad id must have been found.
   if (!batch.all_in_dram && !take_all_ids(batch)) {
     complete(&batch);
@@ -303,10 +298,13 @@ void Worker::complete(Batch* batch) {
   std::unique_ptr<Batch> owned = std::move(*place);
   *place = std::move(batches_.back());
   batches_.pop_back();
-  if (spare_batches_.size() < kSpareBatches && owned->ids.capacity() <= kSpareRows) {
-    owned->reset();
-    spare_batches_.push_back(std::move(owned));
-  }
+  keep_spare(std::move(owned));
+}
+
+void Worker::keep_spare(std::unique_ptr<Batch> batch) {
+  if (spare_batches_.size() >= kSpareBatches || batch->ids.capacity() > kSpareRows) return;
+  batch->reset();
+  spare_batches_.push_back(std::move(batch));
 }
 
 // The answer itself, with the request's latency and error counts. Counters come first: whoever sees the completion sees

@@ -8,17 +8,6 @@
 
 namespace engram_test {
 
-inline engram_request local_request(std::uint32_t handle, std::size_t count,
-                                    std::uint32_t operation = ENGRAM_OPERATION_FETCH) {
-  engram_request request{};
-  request.operation = operation;
-  request.handle = handle;
-  request.row_count = static_cast<std::uint32_t>(count);
-  request.id_bytes = 8;
-  request.part_count = 1;
-  return request;
-}
-
 // A completion with the rows in its keeping.
 struct Completion {
   std::uint64_t tag = 0;
@@ -26,6 +15,16 @@ struct Completion {
   std::unique_ptr<std::uint8_t, decltype(&engram_rows_free)> rows{nullptr, engram_rows_free};
   std::uint64_t bytes = 0;
 };
+
+// Takes over what an engram_completion says.
+inline Completion completion_of(const engram_completion& taken) {
+  Completion completion;
+  completion.tag = taken.tag;
+  completion.failure = taken.failure;
+  completion.rows.reset(taken.rows);
+  completion.bytes = taken.bytes;
+  return completion;
+}
 
 // Waits until there are some; takes all that are there. Empty where none comes in time.
 inline std::vector<Completion> take_completions(engram_engine* engine, int timeout_ms = 20'000) {
@@ -36,19 +35,21 @@ inline std::vector<Completion> take_completions(engram_engine* engine, int timeo
   REQUIRE(read(readable.fd, &count, sizeof count) == sizeof count);
   engram_completion next{};
   while (engram_engine_next_completion(engine, &next) == 1) {
-    taken.emplace_back();
-    taken.back().tag = next.tag;
-    taken.back().failure = next.failure;
-    taken.back().rows.reset(next.rows);
-    taken.back().bytes = next.bytes;
+    taken.push_back(completion_of(next));
   }
   return taken;
 }
 
-// One fetch from its submission to its completion.
+// One request from its submission to its completion; *at_once: whether that came with the submission.
 inline Completion fetch_local(engram_engine* engine, const engram_request& request,
-                              const std::vector<std::int64_t>& ids) {
-  REQUIRE(engram_engine_submit(engine, &request, ids.data(), 77) == 0);
+                              const std::vector<std::int64_t>& ids, bool* at_once = nullptr) {
+  engram_completion completion{};
+  REQUIRE(engram_engine_submit(engine, &request, ids.data(), 77, &completion) == 0);
+  if (at_once != nullptr) *at_once = completion.failure.status != ENGRAM_STATUS_EMPTY;
+  if (completion.failure.status != ENGRAM_STATUS_EMPTY) {
+    CHECK(completion.tag == 77);
+    return completion_of(completion);
+  }
   std::vector<Completion> taken = take_completions(engine);
   while (taken.empty()) taken = take_completions(engine);
   REQUIRE(taken.size() == 1);

@@ -71,8 +71,9 @@ TEST_CASE("concurrent clients get exact rows while the cache churns") {
         while (tag < 6 * rounds() && open.size() < 8) {
           std::vector<std::int64_t> ids(1 + random() % (random() % 8 == 0 ? 3000 : 60));
           for (auto& id : ids) id = static_cast<std::int64_t>(random() % 6001) - 1;
-          const engram_request request = local_request(engine.handles[0], ids.size());
-          if (engram_engine_submit(engine.get(), &request, ids.data(), tag) != 0) wrong.fetch_add(1);
+          const engram_request request = fetch_request(engine.handles[0], ids.size());
+          engram_completion later{};
+          if (engram_engine_submit(engine.get(), &request, ids.data(), tag, &later) != 0) wrong.fetch_add(1);
           open.emplace(tag++, std::move(ids));
         }
         for (const Completion& done : take_completions(engine.get())) {
@@ -96,4 +97,39 @@ TEST_CASE("concurrent clients get exact rows while the cache churns") {
       return counters.arena_count == 0 && counters.in_flight == 0;
     }));
   }
+}
+
+TEST_CASE("the event loop's requests are exact while rows move into DRAM and out of it") {
+  const TableFile table(2000);
+  engram_engine_options options = small_options(1 << 20);
+  options.workers = 2;
+  TestEngine engine({&table}, options);
+  std::atomic<bool> done{false};
+  std::thread mover([&] {
+    while (!done.load()) {
+      for (const std::uint64_t budget : {0, 1 << 20}) {
+        char error[256] = "";
+        if (engram_engine_place(engine.get(), budget, error, sizeof error) != 0) done.store(true);
+        std::this_thread::sleep_for(std::chrono::milliseconds(budget == 0 ? 2 : 20));
+      }
+    }
+  });
+  std::mt19937_64 random(7);
+  std::uint64_t at_once_count = 0;
+  std::uint64_t later_count = 0;
+  std::uint64_t wrong = 0;
+  const auto end = engram::monotonic_ns() + 20'000'000'000;
+  while ((at_once_count < rounds() || later_count < rounds()) && engram::monotonic_ns() < end) {
+    std::vector<std::int64_t> ids(1 + random() % 60);
+    for (auto& id : ids) id = static_cast<std::int64_t>(random() % 2001) - 1;
+    bool at_once = false;
+    const Completion taken = fetch_local(engine.get(), fetch_request(engine.handles[0], ids.size()), ids, &at_once);
+    if (taken.failure.status != ENGRAM_STATUS_OK || !reply_is(table, taken.rows.get(), ids)) ++wrong;
+    ++(at_once ? at_once_count : later_count);
+  }
+  CHECK_FALSE(done.exchange(true));
+  mover.join();
+  CHECK(wrong == 0);
+  CHECK(at_once_count > 0);
+  CHECK(later_count > 0);
 }

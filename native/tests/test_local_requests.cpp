@@ -11,7 +11,7 @@ TEST_CASE("requests inside the daemon give the same rows") {
     CAPTURE(budget);
     TestEngine engine({&table}, small_options(budget));
     const std::vector<std::int64_t> ids{4, -1, 999};
-    const engram_request request = local_request(engine.handles[0], ids.size());
+    const engram_request request = fetch_request(engine.handles[0], ids.size());
     const Completion done = fetch_local(engine.get(), request, ids);
     REQUIRE(done.failure.status == ENGRAM_STATUS_OK);
     REQUIRE(done.bytes == ids.size() * table.row_bytes());
@@ -20,11 +20,60 @@ TEST_CASE("requests inside the daemon give the same rows") {
   }
 }
 
+TEST_CASE("small fetches of resident rows are served at once, and counted like others") {
+  const TableFile table(1000);
+  TestEngine engine({&table}, small_options(1 << 20));
+  REQUIRE(eventually([&] { return engine.counters().tier == ENGRAM_TIER_RESIDENT; }));
+  bool at_once = false;
+  engram_request request = fetch_request(engine.handles[0], 4);
+  Completion done = fetch_local(engine.get(), request, {7, -1, 7, 999}, &at_once);
+  CHECK(at_once);
+  REQUIRE(done.failure.status == ENGRAM_STATUS_OK);
+  CHECK(reply_is(table, done.rows.get(), {7, -1, 7, 999}));
+  done = fetch_local(engine.get(), request, {7, 1, 1000, 999}, &at_once);
+  CHECK(at_once);
+  CHECK(done.failure.status == ENGRAM_STATUS_ROW_ID);
+  CHECK(done.failure.position == 2);
+  CHECK(done.rows == nullptr);
+
+  const std::vector<std::int64_t> block(512, 3);
+  fetch_local(engine.get(), fetch_request(engine.handles[0], 512), block, &at_once);
+  CHECK(at_once);
+  // Not everything: a large one, a prefetch, and what a worker must refuse.
+  const std::vector<std::int64_t> large(513, 3);
+  done = fetch_local(engine.get(), fetch_request(engine.handles[0], 513), large, &at_once);
+  CHECK(!at_once);
+  CHECK(reply_is(table, done.rows.get(), large));
+  request.operation = ENGRAM_OPERATION_PREFETCH;
+  fetch_local(engine.get(), request, {1, 2, 3, 4}, &at_once);
+  CHECK(!at_once);
+  request.operation = ENGRAM_OPERATION_FETCH;
+  request.layout = 9;
+  CHECK(fetch_local(engine.get(), request, {7, -1, 7, 999}, &at_once).failure.status == ENGRAM_STATUS_BAD_REQUEST);
+  CHECK(!at_once);
+
+  const engram_layer_counters counters = engine.counters();
+  CHECK(counters.requests == 6);
+  CHECK(counters.rows == 4 + 512 + 513);
+  CHECK(counters.rows_zero == 1);
+  CHECK(counters.rows_unique == 2 + 1 + 1);
+  CHECK(counters.dram_hits == 3 + 512 + 513);
+  CHECK(counters.errors[ENGRAM_STATUS_ROW_ID] == 1);
+  CHECK(counters.errors[ENGRAM_STATUS_BAD_REQUEST] == 1);
+  engram_engine_counters all{};
+  engram_engine_read_counters(engine.get(), &all);
+  CHECK(all.latency[0].count == 1);
+  CHECK(all.latency[1].count == 2);
+
+  REQUIRE(engram_engine_retire_layer(engine.get(), engine.handles[0], 20'000) == 0);
+  CHECK(fetch_local(engine.get(), fetch_request(engine.handles[0], 1), {1}).failure.status == ENGRAM_STATUS_STALE);
+}
+
 TEST_CASE("what fails has no rows, and says why") {
   const TableFile table(1000);
   TestEngine engine({&table}, small_options(1 << 17));
   const std::vector<std::int64_t> bad{4, 1000, 2};
-  engram_request request = local_request(engine.handles[0], bad.size());
+  engram_request request = fetch_request(engine.handles[0], bad.size());
   const Completion done = fetch_local(engine.get(), request, bad);
   CHECK(done.failure.status == ENGRAM_STATUS_ROW_ID);
   CHECK(done.failure.position == 1);
@@ -35,12 +84,13 @@ TEST_CASE("what fails has no rows, and says why") {
   request.layout = 9;
   CHECK(fetch_local(engine.get(), request, bad).failure.status == ENGRAM_STATUS_BAD_REQUEST);
   // These do not get as far as a worker.
+  engram_completion none{};
   request.id_bytes = 5;
-  CHECK(engram_engine_submit(engine.get(), &request, bad.data(), 1) == ENGRAM_STATUS_BAD_REQUEST);
-  request = local_request(engine.handles[0] + 1, bad.size());
-  CHECK(engram_engine_submit(engine.get(), &request, bad.data(), 1) == ENGRAM_STATUS_UNKNOWN_TABLE);
-  request = local_request(engine.handles[0], 2 << 20);
-  CHECK(engram_engine_submit(engine.get(), &request, bad.data(), 1) == ENGRAM_STATUS_BAD_REQUEST);
+  CHECK(engram_engine_submit(engine.get(), &request, bad.data(), 1, &none) == ENGRAM_STATUS_BAD_REQUEST);
+  request = fetch_request(engine.handles[0] + 1, bad.size());
+  CHECK(engram_engine_submit(engine.get(), &request, bad.data(), 1, &none) == ENGRAM_STATUS_UNKNOWN_TABLE);
+  request = fetch_request(engine.handles[0], 2 << 20);
+  CHECK(engram_engine_submit(engine.get(), &request, bad.data(), 1, &none) == ENGRAM_STATUS_BAD_REQUEST);
   CHECK(take_completions(engine.get(), 50).empty());
 }
 
@@ -48,7 +98,8 @@ TEST_CASE("a prefetch completes without rows") {
   const TableFile table(1000);
   TestEngine engine({&table}, small_options(1 << 17));
   const std::vector<std::int64_t> ids{1, 500, 999};
-  const engram_request request = local_request(engine.handles[0], ids.size(), ENGRAM_OPERATION_PREFETCH);
+  engram_request request = fetch_request(engine.handles[0], ids.size());
+  request.operation = ENGRAM_OPERATION_PREFETCH;
   const Completion done = fetch_local(engine.get(), request, ids);
   CHECK(done.failure.status == ENGRAM_STATUS_OK);
   CHECK(done.rows == nullptr);
@@ -60,10 +111,12 @@ TEST_CASE("many are in flight at once, each with its tag; rows outlive their eng
   std::map<std::uint64_t, Completion> done;
   {
     TestEngine engine({&table}, small_options(0));
-    const engram_request request = local_request(engine.handles[0], 3);
+    const engram_request request = fetch_request(engine.handles[0], 3);
+    engram_completion later{};
     for (std::int64_t tag = 0; tag < 200; ++tag) {
       const std::vector<std::int64_t> ids{tag, 999 - tag, -1};
-      REQUIRE(engram_engine_submit(engine.get(), &request, ids.data(), static_cast<std::uint64_t>(tag)) == 0);
+      REQUIRE(engram_engine_submit(engine.get(), &request, ids.data(), static_cast<std::uint64_t>(tag), &later) == 0);
+      REQUIRE(later.failure.status == ENGRAM_STATUS_EMPTY);
     }
     while (done.size() < 200) {
       std::vector<Completion> taken = take_completions(engine.get());
@@ -81,10 +134,12 @@ TEST_CASE("an engine ends with requests submitted and completions not taken") {
   const TableFile table(1000);
   for (int round = 0; round < 20; ++round) {
     TestEngine engine({&table}, small_options(0));
-    const engram_request request = local_request(engine.handles[0], 2);
+    const engram_request request = fetch_request(engine.handles[0], 2);
+    engram_completion later{};
     for (std::int64_t tag = 0; tag < 20; ++tag) {
       const std::vector<std::int64_t> ids{tag, tag * 40};
-      REQUIRE(engram_engine_submit(engine.get(), &request, ids.data(), static_cast<std::uint64_t>(tag)) == 0);
+      REQUIRE(engram_engine_submit(engine.get(), &request, ids.data(), static_cast<std::uint64_t>(tag), &later) == 0);
+      REQUIRE(later.failure.status == ENGRAM_STATUS_EMPTY);
     }
   }
 }
@@ -93,5 +148,5 @@ TEST_CASE("draining answers what runs and refuses what comes") {
   const TableFile table(1000);
   TestEngine engine({&table}, small_options(0));
   REQUIRE(engram_engine_drain(engine.get(), 20'000) == 0);
-  CHECK(fetch_local(engine.get(), local_request(engine.handles[0], 1), {1}).failure.status == ENGRAM_STATUS_STOPPING);
+  CHECK(fetch_local(engine.get(), fetch_request(engine.handles[0], 1), {1}).failure.status == ENGRAM_STATUS_STOPPING);
 }

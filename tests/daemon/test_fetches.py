@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from engramd._engine import lib
 from engramd.config import Settings, TablePath
 from engramd.daemon.control_memory import ByteBudget
 from engramd.daemon.control_peer import Peer
@@ -57,9 +59,9 @@ class Mailbox:
 class Fixture:
     """Fetches over an engine of their own, with a clock that the test turns."""
 
-    def __init__(self, table: Path) -> None:
+    def __init__(self, table: Path, dram_bytes: int = 1 << 20) -> None:
         opened = open_table(TablePath("demo", str(table)))
-        self.engine = Engine(Settings(dram_bytes=1 << 20, arena_bytes=1 << 20), [opened])
+        self.engine = Engine(Settings(dram_bytes=dram_bytes, arena_bytes=1 << 20), [opened])
         opened.close()
         self.now = 100.0
         self.budget = ByteBudget(lambda: self.now)
@@ -118,6 +120,23 @@ def test_the_limit_on_open_requests_is_busy_and_reserves_nothing(here: Fixture, 
     for reply, (got,) in here.mailbox.replies:
         assert got == rows[1][reply["id"]].tobytes() + bytes(264)
     assert here.budget.reserved_bytes == 0
+
+
+def test_small_fetches_of_resident_rows_are_answered_at_once(table: Path, rows: Any) -> None:
+    here = Fixture(table, dram_bytes=64 << 20)
+    deadline = time.monotonic() + 60
+    while {one["tier"] for one in here.engine.layer_counters().values()} != {lib.ENGRAM_TIER_RESIDENT}:
+        assert time.monotonic() < deadline, "the table is not resident"
+        time.sleep(0.01)
+    here.fetch(1, 5, -1, len(rows[1]) - 1)
+    here.fetch(2, 5, len(rows[1]))
+    assert here.fetches.is_idle
+    (first, (got,)), (second, rest) = here.mailbox.replies
+    assert first == {"id": 1, "ok": True}
+    assert got == rows[1][5].tobytes() + bytes(264) + rows[1][-1].tobytes()
+    assert (second["id"], second["error"], second["position"], rest) == (2, "RowIdError", 1, [])
+    assert here.budget.reserved_bytes == 0
+    here.engine.destroy()
 
 
 def test_rows_outlive_the_engine(table: Path, rows: Any) -> None:

@@ -241,10 +241,13 @@ int engram_engine_start_session(engram_engine* engine, uint64_t session, char* e
 /* Returns at once; memory is freed when the session's reads have landed. Unknown sessions are ignored. */
 void engram_engine_close_session(engram_engine* engine, uint64_t session);
 
-/* A fetch or prefetch from private memory, for the control plane: copies the ids (row_count x id_bytes) and returns at
- * once. 0: its completion will come, with this tag; else an ENGRAM_STATUS_* or -1 (out of memory), and none comes.
- * operation: ENGRAM_OPERATION_*; layout, part_count, total_rows and request_id as in engram_request, offsets unused. */
-int engram_engine_submit(engram_engine* engine, const engram_request* request, const void* ids, uint64_t tag);
+/* A fetch or prefetch from private memory, for the control plane: copies the ids (row_count x id_bytes) and returns
+ * without waiting for a drive. 0: it is taken; else an ENGRAM_STATUS_* or -1 (out of memory), and it is not. A small
+ * fetch whose rows are all resident is served at once, on this thread: then *completion is its end, and no other comes.
+ * Else completion->failure.status is 0 and the completion comes later, with this tag. operation: ENGRAM_OPERATION_*;
+ * layout, part_count, total_rows and request_id as in engram_request, offsets unused. */
+int engram_engine_submit(engram_engine* engine, const engram_request* request, const void* ids, uint64_t tag,
+                         engram_completion* completion);
 /* An eventfd that turns readable with completions (owned by the engine; valid until destroy): read it, then take
  * completions until there are none. */
 int engram_engine_completion_descriptor(engram_engine* engine);
