@@ -20,16 +20,18 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts bytes of one piece of work. Used by one thread; a context manager that ends the line.
+    """Counts one piece of work in bytes, or in `unit` where one is named. Used by one thread; a context manager that
+    ends the line.
 
-    `done_bytes` that were there before this run (a resumed pack) count as done, but not for the rate.
+    What was `done` before this run (a resumed pack) counts as done, but not for the rate.
     """
 
-    def __init__(self, label: str, total_bytes: int, done_bytes: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, total: int, done: int = 0, unit: str = "", stream: TextIO | None = None) -> None:
         self._label = label
-        self._total = total_bytes
-        self._before = done_bytes
-        self._done = done_bytes
+        self._total = total
+        self._before = done
+        self._done = done
+        self._unit = unit
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         self._start = time.monotonic()
@@ -37,11 +39,12 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Bytes per second of this run so far."""
+        """Bytes (or units) per second of this run so far."""
         return (self._done - self._before) / max(time.monotonic() - self._start, 1e-9)
 
-    def advance(self, count_bytes: int) -> None:
-        self._done += count_bytes
+    def advance(self, count: int) -> None:
+        """More of it is done. Shows how far it is, where the last time is some while ago."""
+        self._done += count
         now = time.monotonic()
         if now - self._shown >= (TERMINAL_INTERVAL_S if self._terminal else PLAIN_INTERVAL_S):
             self._shown = now
@@ -51,7 +54,10 @@ class Progress:
         share = 100 * self._done / self._total if self._total else 100.0
         rate = self.rate
         left = format_duration((self._total - self._done) / rate) if rate > 0 else "?"
-        text = f"{self._label}: {share:.1f} % of {format_size(self._total)}, {rate / 1e6:.0f} MB/s, {left} left"
+        total, speed = format_size(self._total), f"{rate / 1e6:.0f} MB/s"
+        if self._unit:
+            total, speed = f"{self._total:,} {self._unit}", f"{rate:,.0f} a second"
+        text = f"{self._label}: {share:.1f} % of {total}, {speed}, {left} left"
         self._stream.write(f"\r\x1b[K{text}" if self._terminal else text + "\n")
         self._stream.flush()
 

@@ -21,7 +21,7 @@ PACKAGES = {
     "engram_client": ROOT / "client" / "engram_client",
     "engram_engines": ROOT / "client" / "engram_engines",
 }
-CLIENT_VERBS = {f"engramd.cli.{verb}" for verb in ("bench", "heat", "plan", "record", "warm")}
+CLIENT_VERBS = {f"engramd.cli.{verb}" for verb in ("bench", "heat", "plan", "record", "sources", "warm")}
 OPTIONAL_PACKAGES = {
     "cuda",
     "cupy",

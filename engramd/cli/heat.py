@@ -7,7 +7,14 @@ import json
 from array import array
 from typing import Any
 
-from engramd.cli.plan import TokenProgress, add_source_options, open_stream, open_tokens
+from engramd.cli.sources import (
+    add_source_options,
+    check_one_source,
+    open_stream,
+    open_tokens,
+    rank_rows,
+    sample_tokens,
+)
 from engramd.errors import EngramdError
 from engramd.sizes import format_size, parse_size
 
@@ -54,28 +61,22 @@ def run(args: argparse.Namespace) -> int:
     if args.top < 0 or args.min_count < 1:
         raise EngramdError("--top must be at least 0 and --min-count at least 1")
     if args.heat:
+        if args.tokens or args.recorded or args.live:
+            raise EngramdError(f"--heat {args.heat} is shown alone: leave token files, --recorded and --live out")
         print(json.dumps(heat_file_summary(args.heat)) if args.json else heat_file_text(args.heat))
         return 0
     if args.save and not args.tokens:
         raise EngramdError("--save needs token files: a sample holds only some of the rows")
-    from engramd.plan import stream
-
+    check_one_source(args)
     identity = find_identity(args) if args.save else ""
-    opened: Any = None
-    if args.tokens:
-        opened = open_tokens(args)
-        documents, hasher, row_bytes = opened
-        progress = TokenProgress(documents.tokens.size)
-        found = stream.from_tokens(documents, hasher, row_bytes, args.samples, progress.advance)
-        progress.end()
-    else:
-        found = open_stream(args, args.samples)
+    opened = open_tokens(args) if args.tokens else None
+    found = sample_tokens(*opened, args.samples) if opened else open_stream(args, args.samples)
     result: dict[str, Any] = {"source": found.source, "rate": found.rate, "row_bytes": found.row_bytes}
     result["coverage"] = coverage_json(found)
     if opened:
         result["ngrams"] = list(ngrams_json(args, opened[0], opened[1]))
     print(json.dumps(result) if args.json else as_text(result), flush=True)
-    if args.save:
+    if args.save and opened:
         rows = save(args.save, identity, opened[0], opened[1], parse_size(args.rows) // opened[2])
         print(f"{args.save}: {rows:,} rows, hottest first")
     return 0
@@ -166,11 +167,9 @@ def text_of(tokens: list[str]) -> str:
 
 def save(path: str, identity: str, documents: Any, hasher: Any, most_rows: int) -> int:
     """Ranks rows and writes a heat file; returns the number of rows. Raises EngramdError."""
-    from engramd.heat import heat_file, ngrams
+    from engramd.heat import heat_file
 
-    progress = TokenProgress(documents.tokens.size * len(hasher.layer_ids))
-    ranked = ngrams.hottest_rows(documents, hasher, most_rows, progress.advance)
-    progress.end()
+    ranked = rank_rows(documents, hasher, most_rows)
     try:
         return heat_file.write(path, identity, blocks(ranked))
     except OSError as error:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from typing import Any
 
 import numpy as np
 
 from engramd.cli.arguments import add_socket_option
+from engramd.cli.sources import add_token_options, open_tokens, rank_rows
 from engramd.errors import EngramdError
+from engramd.progress import Progress
 
 BLOCK_ROWS = 8_192
 QUEUE_ROWS = 131_072  # rows that wait in the daemon at a time: an eighth of what it begins to drop at
@@ -27,11 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Prefetches the hottest rows, behind all demand and as many as the daemon's budget holds: those "
         "of a heat file, or those that the most documents of token files need.",
     )
-    parser.add_argument("tokens", nargs="*", metavar="TOKENS", help="token files, as for `engramd plan`")
+    add_token_options(parser)
     parser.add_argument("--heat", metavar="FILE", help="a heat file, instead of token files")
-    parser.add_argument("--tokenizer", metavar="FILE", help="the model's tokenizer.json")
-    parser.add_argument("--config", metavar="FILE", help="the model's config.json")
-    parser.add_argument("--table", metavar="TABLE", help="a packed table, instead of --config")
     parser.add_argument("--name", metavar="NAME", help="the table's name in the daemon (default: the only one)")
     add_socket_option(parser)
     parser.add_argument("--limit", metavar="N", type=int, help="at most so many rows (default: what the budget holds)")
@@ -142,19 +140,12 @@ def read_heat(path: str, identity: str | None, limit: int, left_out: set[int]) -
 
 def rank(args: argparse.Namespace, limit: int, left_out: set[int]) -> dict[int, Any]:
     """Rows that the most documents of token files need, by layer, at most `limit` in all."""
-    from engramd.cli.plan import TokenProgress, open_tokens
-    from engramd.heat import ngrams
-
     documents, hasher, _ = open_tokens(args)
     wanted = [layer for layer in hasher.layer_ids if layer not in left_out]
     if not wanted:
         return {}
-    progress = TokenProgress(documents.tokens.size * len(hasher.layer_ids))
-    try:
-        # All layers are about equally hot: so many rows of all of them hold `limit` of those wanted.
-        found = ngrams.hottest_rows(documents, hasher, limit * len(hasher.layer_ids) // len(wanted), progress.advance)
-    finally:
-        progress.end()
+    # All layers are about equally hot: so many rows of all of them hold `limit` of those wanted.
+    found = rank_rows(documents, hasher, limit * len(hasher.layer_ids) // len(wanted))
     share = min(1.0, limit / max(1, sum(found[layer].size for layer in wanted)))
     return {layer: found[layer][: int(found[layer].size * share)] for layer in wanted}
 
@@ -165,11 +156,9 @@ class Sender:
     def __init__(self, client: Any, table: str) -> None:
         self._client = client
         self._table = table
-        self._terminal = sys.stderr.isatty()
         self._started = time.monotonic()
         self._before = self._counters()
         self._sent = 0
-        self._total = 0
 
     def send(self, rows: dict[int, Any], handles: dict[int, Any]) -> None:
         """Sends all of them, the layers in turn, and waits until they are read. Raises EngramdError.
@@ -177,22 +166,21 @@ class Sender:
         rows are hottest first and go out hottest last: a full cache evicts in the order of arrival, so that the first
         requests push out the coldest of them.
         """
-        self._total = sum(ids.size for ids in rows.values())
         longest = max((ids.size for ids in rows.values()), default=0)
-        for begin in reversed(range(0, longest, BLOCK_ROWS)):
-            for layer, ids in rows.items():
-                piece = ids[begin : begin + BLOCK_ROWS][::-1].astype(np.int64)
-                if piece.size:
-                    handles[layer].prefetch(piece)
-                    self._sent += piece.size
-            if self._sent >= QUEUE_ROWS // 2:
-                self._wait(QUEUE_ROWS // 2)
-        self._wait(0)
+        with Progress("warming", sum(ids.size for ids in rows.values()), unit="rows") as progress:
+            for begin in reversed(range(0, longest, BLOCK_ROWS)):
+                for layer, ids in rows.items():
+                    piece = ids[begin : begin + BLOCK_ROWS][::-1].astype(np.int64)
+                    if piece.size:
+                        handles[layer].prefetch(piece)
+                        self._sent += piece.size
+                        progress.advance(piece.size)
+                if self._sent >= QUEUE_ROWS // 2:
+                    self._wait(QUEUE_ROWS // 2)
+            self._wait(0)
 
     def report(self) -> int:
         """Says what was done; returns the exit status."""
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr)
         now = self._counters()
         dropped = now["dropped"] - self._before["dropped"]
         seconds = time.monotonic() - self._started
@@ -228,8 +216,3 @@ class Sender:
                     f"the daemon has read no row ahead for {STALL_S:.0f} s: demand takes the whole drive"
                 )
             time.sleep(POLL_S)
-        if self._terminal:
-            rate = self._sent / max(1e-9, time.monotonic() - self._started)
-            left = (self._total - self._sent) / max(rate, 1.0)
-            text = f"{self._sent:,} of {self._total:,} rows, {rate:,.0f} a second, {left:.0f} s left"
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr)

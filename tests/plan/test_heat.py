@@ -93,6 +93,12 @@ def test_rare_ngrams_stay_hidden(engramd: Engramd, tokenizer: str, table: Path, 
     assert text.returncode == 0, text.stderr
 
 
+def test_one_source_at_a_time(engramd: Engramd) -> None:
+    for arguments in ((), ("x.npy", "--recorded", "y.rec"), ("x.npy", "--live")):
+        assert "one of them" in engramd("heat", *arguments).stderr
+    assert "shown alone" in engramd("heat", "--heat", "x.heat", "y.npy").stderr
+
+
 def test_coverage(
     engramd: Engramd, documents: list[NDArray[np.int64]], token_file: Path, tokenizer: str, table: Path,
     hasher: NgramHasher,

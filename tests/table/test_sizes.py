@@ -60,7 +60,7 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     stream = Terminal()
-    with Progress("packing", 1000 * 10**6, 500 * 10**6, stream) as progress:
+    with Progress("packing", 1000 * 10**6, 500 * 10**6, stream=stream) as progress:
         clock[0] += 2
         progress.advance(100 * 10**6)
         assert stream.getvalue() == "\r\x1b[Kpacking: 60.0 % of 953.7 MiB, 50 MB/s, 0:08 left"
@@ -70,11 +70,21 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
+def test_progress_of_other_things_than_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    stream = Terminal()
+    with Progress("warming", 4_000_000, unit="rows", stream=stream) as progress:
+        clock[0] += 2
+        progress.advance(1_000_000)
+        assert stream.getvalue() == "\r\x1b[Kwarming: 25.0 % of 4,000,000 rows, 500,000 a second, 0:06 left"
+
+
 def test_progress_elsewhere_is_a_plain_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     stream = io.StringIO()
-    with Progress("packing", 1000, 0, stream) as progress:
+    with Progress("packing", 1000, stream=stream) as progress:
         for _ in range(100):
             clock[0] += 0.25
             progress.advance(10)
