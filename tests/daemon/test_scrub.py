@@ -10,6 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import engram_client
+import numpy as np
+import pytest
+
+from engramd.daemon.scrub import RUN_BYTES
 from tests.damage import flip_bit
 
 PAGE = 4096
@@ -110,12 +115,65 @@ def test_a_stranger_may_look_but_not_start(start_daemon: Any, as_nobody: Any, co
     assert "not permitted to uid 65534" in started
 
 
-def test_scrubbing_yields_and_keeps_its_rate(start_daemon: Any, engramd: Callable[..., Any], table: Path) -> None:
-    """Without --scrub nothing is read in the background; an unknown table is told."""
+@pytest.fixture
+def two_tables(engramd: Callable[..., Any], checkpoint: Path, table: Path, tmp_path: Path) -> tuple[str, str]:
+    """`asked` and `other`, to be served beside each other. Once a pass that was asked for is over, the quiet after the
+    daemon's start is over too, and the other table's turn comes."""
+    assert engramd("pack", checkpoint, tmp_path / "other").returncode == 0
+    return f"asked={table}", f"other={tmp_path / 'other'}"
+
+
+@pytest.mark.parametrize("rate", [0, 1 << 20])
+def test_the_rate_is_kept(
+    start_daemon: Any, engramd: Callable[..., Any], two_tables: tuple[str, str], rate: int
+) -> None:
+    """In the background, while nobody needs the drive. Without a rate nothing is read there."""
+    daemon = start_daemon(*two_tables, dram="0", scrub=str(rate))
+    assert engramd("verify", "asked", "--online", "--socket", daemon.socket).returncode == 0
+    with engram_client.connect(daemon.socket) as client:
+        if rate:
+            wait_for_scrubbing(client)
+        before, began = scrubbed_bytes(client), time.monotonic()
+        time.sleep(1.5)
+        after, took = scrubbed_bytes(client), time.monotonic() - began
+        assert client.stats()["scrub"]["rate_bytes_s"] == rate
+        assert client.stats()["scrub"]["passes"] == 2
+    assert after - before <= rate * took + (RUN_BYTES if rate else 0)
+
+
+def test_demand_comes_first(faulty_daemon: Any, engramd: Callable[..., Any], two_tables: tuple[str, str]) -> None:
+    """While requests need the drive a tenth of the rate is left, so that a pass ends all the same."""
+    rate = 64 << 20
+    daemon = faulty_daemon("slow=1,slow_ms=60000", *two_tables, dram="0", scrub=str(rate))
+    with engram_client.connect(daemon.socket) as client:
+        demand = client.table("asked", layer=1).submit(np.arange(0, 1500, 15))  # 100 pages, of which none comes
+        assert engramd("verify", "asked", "--online", "--socket", daemon.socket).returncode == 0
+        wait_for_scrubbing(client)
+        before, began = scrubbed_bytes(client), time.monotonic()
+        time.sleep(1.0)
+        after, took = scrubbed_bytes(client), time.monotonic() - began
+        seen = client.stats()
+        assert seen["reader"]["in_flight"] * 4 > seen["reader"]["in_flight_cap"], "else this test shows nothing"
+        assert seen["scrub"]["passes"] == 2, "of the table that was asked for alone"
+        assert before < after <= before + 0.1 * rate * took + RUN_BYTES
+        demand.release()
+
+
+def scrubbed_bytes(client: engram_client.Client) -> int:
+    """What passes that have begun have read."""
+    return int(client.stats()["scrub"]["position_pages"]) * PAGE
+
+
+def wait_for_scrubbing(client: engram_client.Client) -> None:
+    """Returns once a pass that nobody has asked for is under way."""
+    deadline = time.monotonic() + 60
+    while not scrubbed_bytes(client):
+        assert time.monotonic() < deadline, "nothing is scrubbed in the background"
+        time.sleep(0.01)
+
+
+def test_scrubbing_of_an_unknown_table(start_daemon: Any, engramd: Callable[..., Any], table: Path) -> None:
     daemon = start_daemon(table, dram="0", scrub="0")
-    time.sleep(0.2)
-    stats = json.loads(engramd("stats", "--socket", daemon.socket, "--json").stdout)
-    assert stats["scrub"] == {"rate_bytes_s": 0, "passes": 0, "position_pages": 0, "bad_pages": 0}
     done = engramd("verify", "nothing", "--online", "--socket", daemon.socket)
     assert done.returncode == 1
     assert "no table 'nothing' is served; there is: demo" in done.stderr
