@@ -109,7 +109,7 @@ def _read(inherited: LayerPolicy, cache: str, entry: dict[str, Any], where: Call
     if policy.tier == "resident" and policy.dram_share is not None:
         raise EngramdError(
             f"{where('dram_share' if 'dram_share' in entry else 'tier')}: a resident layer has all its rows in DRAM "
-            "and takes no share of a cache"
+            "and takes no share of a cache: drop one of the two"
         )
     return policy
 

@@ -68,7 +68,10 @@ def find_target() -> str:
     for candidate in candidates:
         if Path(candidate).exists() or Path(candidate + ".ring").exists():
             return candidate
-    raise DaemonLost(f"no daemon found: there is no socket at {' or '.join(candidates)}, and ENGRAMD_SOCKET is not set")
+    raise DaemonLost(
+        f"no daemon found: there is no socket at {' or '.join(candidates)}, and ENGRAMD_SOCKET is not set; start "
+        "one with `engramd serve`, or name its socket"
+    )
 
 
 def connect(

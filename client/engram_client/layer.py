@@ -80,7 +80,7 @@ def select_layer(
 def check_successor(old: LayerInfo, new: LayerInfo | None, pinned_identity: str | None, source: str) -> LayerInfo:
     """What a handle on `old` goes on with after a reload or restart, once it is known to be the same table."""
     if new is None:
-        raise UnknownTable(f"{source} no longer serves {old}")
+        raise UnknownTable(f"{source} no longer serves {old}: client.table() gives what it serves now")
     if pinned_identity is not None and new.identity != pinned_identity:
         raise TableMismatch(f"{new} at {source} now has identity {new.identity}, but {pinned_identity} was asked for")
     if not new.has_geometry_of(old):

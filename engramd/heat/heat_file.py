@@ -53,7 +53,7 @@ def read(path: str, identity: str | None = None) -> Iterator[Block]:
     with open(path, "rb") as file:
         head = file.read(len(MAGIC) + 32)
         if len(head) < len(MAGIC) + 32 or not head.startswith(MAGIC):
-            raise EngramdError(f"{path}: not a heat file")
+            raise EngramdError(f"{path}: not a heat file: it does not begin with {MAGIC.decode()}")
         found = head[len(MAGIC) :].hex()
         if identity is not None and found != identity:
             raise EngramdError(f"{path}: heat of the table with identity {found}, not of {identity}")
