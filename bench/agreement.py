@@ -19,7 +19,7 @@ import numpy as np
 from bench.cache_quality import COLUMNS, SAMPLE, SIZES_GIB
 from bench.environment import PUBLISHED_CONFIG, ROW_BYTES, Ids, Settings, Table, documents, hasher_for, tokenizer_path
 from bench.record_cost import recording
-from engramd.cache_simulation import LAYER_SHIFT, CacheSimulation, simulate
+from engramd.cache_simulation import KEY_ROW_BITS, CacheSimulation, simulate
 from engramd.measure.daemon import ENGRAMD, Daemon
 from engramd.measure.report import Question
 from engramd.plan.recording import read
@@ -89,7 +89,7 @@ def curve_agrees(settings: Settings, question: Question, texts: list[Ids], files
             file.unlink()
             lost = 100 * found.lost / max(1, found.keys.size + found.lost)
             question.note(f"record --rate {share:g} at {rate:,.0f} rows a second: {lost:.2f} % of the samples lost")
-    layers = np.arange(1, ids.shape[1] + 1, dtype=np.int64)[:, None] << LAYER_SHIFT
+    layers = np.arange(1, ids.shape[1] + 1, dtype=np.int64)[:, None] << KEY_ROW_BITS
     points = [point for point in curve["points"] if point["bytes"] < files.row_bytes()]
     for point in points[:: max(1, len(points) // 5)]:
         hits = 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engramd._engine import ffi, lib
 from engramd.errors import EngramdError
 
-LAYER_SHIFT = 40
+KEY_ROW_BITS: int = lib.ENGRAM_KEY_ROW_BITS
 CHUNK_KEYS = 1 << 20
 
 
@@ -88,7 +88,7 @@ def simulate(ids: npt.NDArray[np.signedinteger], capacity_rows: int) -> CacheRes
             f"not {ids.dtype} {ids.shape}"
         )
     layers = ids.shape[1] if ids.ndim == 3 else 1
-    layer_bits = (np.arange(1, layers + 1, dtype=np.int64) << LAYER_SHIFT)[:, None] if ids.ndim == 3 else np.int64(0)
+    layer_bits = (np.arange(1, layers + 1, dtype=np.int64) << KEY_ROW_BITS)[:, None] if ids.ndim == 3 else np.int64(0)
     per_token = max(1, ids[:1].size)
     half, step = len(ids) // 2, max(1, CHUNK_KEYS // per_token)
     edges = [*range(0, half, step), *range(half, len(ids), step), len(ids)]
@@ -97,7 +97,7 @@ def simulate(ids: npt.NDArray[np.signedinteger], capacity_rows: int) -> CacheRes
     with CacheSimulation(capacity_rows) as simulation:
         for begin, end in itertools.pairwise(edges):
             keys = ids[begin:end].astype(np.int64)
-            if keys.size and ids.ndim == 3 and int(keys.max()) >= 1 << LAYER_SHIFT:
+            if keys.size and ids.ndim == 3 and int(keys.max()) >= 1 << KEY_ROW_BITS:
                 raise EngramdError(f"row id {int(keys.max())} is out of range: ids of several layers are below 2^40")
             keys = np.where(keys < 0, np.int64(-1), keys | layer_bits)
             part = int(begin >= half)

@@ -21,7 +21,7 @@ from engramd.plan.token_files import Documents
 
 CHUNK_TOKENS = 32_768
 DEFAULT_SAMPLES = 6_000_000
-KEY_ROW_BITS = 40
+KEY_ROW_BITS: int = lib.ENGRAM_KEY_ROW_BITS
 
 
 class Hasher(Protocol):

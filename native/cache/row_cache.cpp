@@ -6,7 +6,6 @@ namespace engram {
 namespace {
 
 constexpr std::uint32_t kSmallShare = 20;        // one slot in twenty is in the small region
-constexpr std::uint8_t kPromotionHits = 2;       // hits in the small region that lead to the main one
 constexpr std::uint32_t kMaxReserve = 64;        // free slots kept ready per region
 constexpr std::uint64_t kRowsPerBucket = 6;      // of eight entries: 0.75 load
 constexpr std::uint32_t kPrefetchDistance = 24;  // index lines ahead
@@ -205,12 +204,12 @@ std::uint64_t RowCache::hot_rows(std::uint32_t layer_key, std::uint64_t* cursor,
       const auto slot = static_cast<std::uint32_t>(*cursor % capacity_);
       if (slot >= (slot < main_.begin ? small_ : main_).next_unused) continue;
       const std::uint64_t key = key_of(slot_at(slot));
-      if (key >> 40 != layer_key) continue;
+      if (layer_of_key(key) != layer_key) continue;
       const RowIndex::Entry entry = entry_of_slot(slot, RowIndex::hash(key));
       if (entry.bucket == nullptr) continue;
       const std::uint8_t hits = entry.bucket->hits[entry.position].load(std::memory_order_relaxed);
       if (is_hot(slot, hits) == second_sweep) continue;
-      rows[count++] = key & ((std::uint64_t{1} << 40) - 1);
+      rows[count++] = row_of_key(key);
     }
   }
   return count;

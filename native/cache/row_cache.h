@@ -18,6 +18,7 @@
 #include "cache/epochs.h"
 #include "cache/ghost_table.h"
 #include "cache/row_index.h"
+#include "cache/row_key.h"
 #include "common/huge_memory.h"
 
 namespace engram {
@@ -48,11 +49,6 @@ class RowCache {
   // False where the memory could not be mapped.
   bool valid() const { return slots_.valid() && index_.valid() && ghosts_.valid(); }
   std::uint64_t capacity() const { return capacity_; }
-
-  // A key for a row: unique over layers and generations. layer_key is 1 .. 2^24 - 1.
-  static std::uint64_t key(std::uint32_t layer_key, std::uint64_t row) {
-    return (static_cast<std::uint64_t>(layer_key) << 40) | row;
-  }
 
   void enter(std::uint32_t reader) { epochs_.enter(reader); }
   void leave(std::uint32_t reader) { epochs_.leave(reader); }
@@ -102,6 +98,7 @@ class RowCache {
     std::deque<Retired> limbo;
   };
   static constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
+  static constexpr std::uint8_t kPromotionHits = 2;  // hits in the small region that lead to the main one
 
   static std::uint64_t index_buckets(std::uint64_t capacity);
 
@@ -120,7 +117,9 @@ class RowCache {
   bool evict_one(Region& region);
   void retire(std::uint32_t slot);
   void reclaim(Region& region);
-  bool is_hot(std::uint32_t slot, std::uint8_t hits) const { return slot >= main_.begin ? hits > 0 : hits >= 2; }
+  bool is_hot(std::uint32_t slot, std::uint8_t hits) const {
+    return hits >= (slot >= main_.begin ? 1 : kPromotionHits);
+  }
   Region& region_of(std::uint32_t slot) { return slot < main_.begin ? small_ : main_; }
 
   std::uint32_t row_bytes_;  // stored per slot; 0 in simulations

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cache/row_key.h"
+
 namespace engram {
 
 constexpr std::uint64_t kSampleAll = std::uint64_t{1} << 32;
@@ -24,7 +26,7 @@ inline std::uint32_t sample_hash(std::uint32_t salt, std::uint64_t row) {
 }
 
 inline std::uint32_t sample_hash_of_key(std::uint64_t key) {
-  return sample_hash(sample_salt(static_cast<std::uint32_t>(key >> 40)), key & ((std::uint64_t{1} << 40) - 1));
+  return sample_hash(sample_salt(layer_of_key(key)), row_of_key(key));
 }
 
 }  // namespace engram

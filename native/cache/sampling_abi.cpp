@@ -4,8 +4,11 @@
 
 #include "cache/belady.h"
 #include "cache/row_cache.h"
+#include "cache/row_key.h"
 #include "cache/row_sample.h"
 #include "engram/sampling.h"
+
+static_assert(engram::kSampleAll == ENGRAM_SAMPLE_ALL && engram::kKeyRowBits == ENGRAM_KEY_ROW_BITS);
 
 extern "C" {
 
@@ -28,7 +31,7 @@ uint64_t engram_sample_rows(const int32_t* ids, uint64_t count, uint32_t columns
       if (engram::sample_hash(engram::sample_salt(layer_key), static_cast<uint32_t>(id)) >= threshold || id < 0)
         continue;
       if (found < capacity) {
-        keys[found] = engram::RowCache::key(layer_key, static_cast<uint32_t>(id));
+        keys[found] = engram::row_key(layer_key, static_cast<uint32_t>(id));
         key_columns[found] = static_cast<uint8_t>(column);
       }
       ++found;

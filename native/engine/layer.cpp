@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cache/row_key.h"
+
 namespace engram {
 namespace {
 
@@ -21,7 +23,6 @@ engram_page_format page_format(const engram_layer_options& options) {
   return format;
 }
 
-constexpr std::uint64_t kMaxRows = std::uint64_t{1} << 40;  // the cache's keys have 40 bits for the row
 constexpr std::uint32_t kMaxFiles = 64;
 
 // How long file number `file` of `files` must be.
@@ -65,7 +66,7 @@ std::unique_ptr<Layer> Layer::open(const engram_layer_options& options, std::uin
     error = name + ": its policy names no tier or layout, or a share that is not from 0 to 1";
     return nullptr;
   }
-  if (options.rows == 0 || options.rows >= kMaxRows || options.value_bytes == 0 ||
+  if (options.rows == 0 || options.rows >= kMaxKeyRows || options.value_bytes == 0 ||
       options.value_bytes > options.row_bytes || options.stripe_pages == 0 || options.file_count == 0 ||
       options.file_count > kMaxFiles) {
     error = name + ": rows, value bytes, stripe or number of files is out of range";

@@ -56,7 +56,7 @@ void RowSampler::observe(std::uint32_t worker, const Layer& layer, const std::in
     const auto fitting = static_cast<std::uint32_t>(std::min<std::uint64_t>(found, room));
     for (std::uint32_t i = 0; i < fitting; ++i) {
       const auto row = static_cast<std::uint64_t>(ids[begin + positions[i]]);
-      source.samples[(written + i) % kSourceSamples] = {RowCache::key(layer.handle, row), layer.row_bytes,
+      source.samples[(written + i) % kSourceSamples] = {row_key(layer.handle, row), layer.row_bytes,
                                                         sample_hash(salt, row)};
     }
     source.written.store(written + fitting, std::memory_order_release);

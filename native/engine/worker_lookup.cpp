@@ -114,7 +114,7 @@ void Worker::copy_cached(Batch& batch, RowCache& cache, std::uint32_t begin, std
   std::uint32_t candidates[RowCache::kBlockRows];
   // Row id -1 makes a key that no row has.
   for (std::uint32_t i = 0; i < count; ++i) {
-    keys[i] = RowCache::key(batch.layer->handle, static_cast<std::uint64_t>(ids[i]) & ((std::uint64_t{1} << 40) - 1));
+    keys[i] = row_key(batch.layer->handle, static_cast<std::uint64_t>(ids[i]));
   }
   cache.find_block(keys, count, candidates);
   if (batch.prefetch) {

@@ -168,7 +168,7 @@ bool Worker::serve_position(Batch& batch, const MissPage& page, const std::uint8
   const bool duplicate = batch.has_duplicates && batch.first[position] != position;
   RowCache* cache = batch.placement->cache.get();
   if (cache != nullptr && !duplicate) {
-    cache->admit(RowCache::key(layer.handle, row), bytes, batch.warm);
+    cache->admit(row_key(layer.handle, row), bytes, batch.warm);
   }
   return true;
 }

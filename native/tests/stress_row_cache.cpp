@@ -56,7 +56,7 @@ TEST_CASE("readers never see a reused slot") {
       // Skewed, so that there are hits, promotions and ghosts.
       for (std::uint32_t i = 0; i < count; ++i) {
         const std::uint64_t row = random() % 2 != 0 ? random() % 100 : random() % kRows;
-        keys[i] = RowCache::key(1, row);
+        keys[i] = engram::row_key(1, row);
       }
       std::vector<std::uint64_t> missed;
       cache.enter(reader);
@@ -69,13 +69,13 @@ TEST_CASE("readers never see a reused slot") {
         }
         if (i % 16 == 0) std::this_thread::yield();  // let writers in between look-up and copy
         std::memcpy(copied, row, kRowBytes);
-        make_row(keys[i] & ((std::uint64_t{1} << 40) - 1), expected);
+        make_row(engram::row_of_key(keys[i]), expected);
         if (std::memcmp(copied, expected, kRowBytes) != 0) wrong.fetch_add(1);
         hits.fetch_add(1, std::memory_order_relaxed);
       }
       cache.leave(reader);
       for (const std::uint64_t key : missed) {
-        make_row(key & ((std::uint64_t{1} << 40) - 1), expected);
+        make_row(engram::row_of_key(key), expected);
         cache.admit(key, expected);
       }
     }

@@ -63,7 +63,7 @@ TEST_CASE("workers sample while the curve is read and recordings come and go") {
       REQUIRE(count >= 0);
       taken += static_cast<std::uint64_t>(count);
       wrong += std::count_if(keys.begin(), keys.begin() + count, [](std::uint64_t key) {
-        return key - engram::RowCache::key(kHandle, 0) >= static_cast<std::uint64_t>(kRows);
+        return key - engram::row_key(kHandle, 0) >= static_cast<std::uint64_t>(kRows);
       });
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }

@@ -39,14 +39,14 @@ std::vector<std::uint8_t> row_of(std::uint64_t key, std::uint32_t row_bytes = 26
 
 TEST_CASE("what was admitted is found until it is evicted") {
   RowCache cache(options_of(1 << 20));
-  for (std::uint64_t row = 0; row < 1000; ++row) cache.admit(RowCache::key(1, row), row_of(row).data());
+  for (std::uint64_t row = 0; row < 1000; ++row) cache.admit(engram::row_key(1, row), row_of(row).data());
   for (std::uint64_t row = 0; row < 1000; ++row) {
-    const std::uint8_t* found = find(cache, RowCache::key(1, row));
+    const std::uint8_t* found = find(cache, engram::row_key(1, row));
     REQUIRE(found != nullptr);
     CHECK(std::memcmp(found, row_of(row).data(), 264) == 0);
   }
-  CHECK(find(cache, RowCache::key(1, 1000)) == nullptr);
-  CHECK(find(cache, RowCache::key(2, 5)) == nullptr);
+  CHECK(find(cache, engram::row_key(1, 1000)) == nullptr);
+  CHECK(find(cache, engram::row_key(2, 5)) == nullptr);
 }
 
 TEST_CASE("the budget holds everything, and at most 24 bytes a row are not rows") {
@@ -58,7 +58,7 @@ TEST_CASE("the budget holds everything, and at most 24 bytes a row are not rows"
     std::mt19937_64 random(1);
     for (std::uint64_t i = 0; i < cache.capacity() * 3; ++i) {
       const std::uint64_t row = random() % (cache.capacity() * 2 + 1);
-      cache.admit(RowCache::key(1, row), row_of(row).data());
+      cache.admit(engram::row_key(1, row), row_of(row).data());
     }
     const RowCache::Usage usage = cache.usage();
     CHECK(usage.used_bytes <= budget);
@@ -75,14 +75,14 @@ TEST_CASE("hot rows survive a scan") {
   const std::uint64_t hot = cache.capacity() / 2;
   for (int round = 0; round < 4; ++round) {
     for (std::uint64_t row = 0; row < hot; ++row) {
-      if (find(cache, RowCache::key(1, row)) == nullptr) cache.admit(RowCache::key(1, row), row_of(row).data());
+      if (find(cache, engram::row_key(1, row)) == nullptr) cache.admit(engram::row_key(1, row), row_of(row).data());
     }
   }
   for (std::uint64_t row = 0; row < cache.capacity() * 2; ++row) {
-    cache.admit(RowCache::key(2, row), row_of(row).data());
+    cache.admit(engram::row_key(2, row), row_of(row).data());
   }
   std::uint64_t kept = 0;
-  for (std::uint64_t row = 0; row < hot; ++row) kept += find(cache, RowCache::key(1, row)) != nullptr ? 1 : 0;
+  for (std::uint64_t row = 0; row < hot; ++row) kept += find(cache, engram::row_key(1, row)) != nullptr ? 1 : 0;
   // Those in the main region stay; a twentieth of the slots may have been in the small one still.
   CHECK(kept >= hot * 7 / 10);
 }
@@ -94,9 +94,9 @@ TEST_CASE("keys that share buckets and tags are told apart") {
   std::uint64_t found = 0;
   for (int i = 0; i < 200'000; ++i) {
     const std::uint64_t row = random() % 5000;
-    const std::uint8_t* bytes = find(cache, RowCache::key(3, row));
+    const std::uint8_t* bytes = find(cache, engram::row_key(3, row));
     if (bytes == nullptr) {
-      cache.admit(RowCache::key(3, row), row_of(row).data());
+      cache.admit(engram::row_key(3, row), row_of(row).data());
     } else {
       ++found;
       REQUIRE(std::memcmp(bytes, row_of(row).data(), 264) == 0);
@@ -109,8 +109,8 @@ TEST_CASE("rows of any size") {
   for (const std::uint32_t row_bytes : {16u, 17u, 160u, 65536u}) {
     RowCache cache(options_of(std::uint64_t{row_bytes} * 100, row_bytes));
     for (std::uint64_t row = 0; row < 500; ++row) {
-      cache.admit(RowCache::key(1, row), row_of(row, row_bytes).data());
-      const std::uint8_t* found = find(cache, RowCache::key(1, row));
+      cache.admit(engram::row_key(1, row), row_of(row, row_bytes).data());
+      const std::uint8_t* found = find(cache, engram::row_key(1, row));
       if (found != nullptr) CHECK(std::memcmp(found, row_of(row, row_bytes).data(), row_bytes) == 0);
     }
     CHECK(cache.usage().rows > 20);
@@ -123,7 +123,7 @@ TEST_CASE("a simulated cache keeps keys alone") {
   options.simulated_rows = 10'000;
   RowCache cache(options);
   CHECK(cache.capacity() == 10'000);
-  for (std::uint64_t row = 0; row < 30'000; ++row) cache.admit(RowCache::key(1, row), nullptr);
+  for (std::uint64_t row = 0; row < 30'000; ++row) cache.admit(engram::row_key(1, row), nullptr);
   // The index gives up some rows where both places for a key are full; the main region waits for promotions then.
   CHECK(cache.usage().rows > 9'300);
   CHECK(cache.usage().used_bytes < 10'000 * 40);

@@ -41,7 +41,7 @@ TEST_CASE("a sample holds its share of the rows, whatever their ids look like") 
     std::uint64_t found = 0;
     constexpr std::uint64_t kRows = 1 << 20;
     for (std::uint64_t row = 0; row < kRows; ++row) {
-      found += engram::sample_hash_of_key(engram::RowCache::key(3, row * stride)) < (1u << 26) ? 1 : 0;
+      found += engram::sample_hash_of_key(engram::row_key(3, row * stride)) < (1u << 26) ? 1 : 0;
     }
     const double share = static_cast<double>(found) / kRows * 64;
     CAPTURE(stride);

@@ -6,8 +6,8 @@
  * Miniature Simulations", ATC '17). Misses are scaled up by 1 / rate and set against all look-ups, which are counted
  * exactly: which of the few very hot rows fell into the sample then makes no difference, since they never miss.
  *
- * A key is layer key << 40 | row id; layer keys are the engine's handles, or any numbers from 1 of the caller's.
- * Thresholds are shares of 2^32; ENGRAM_SAMPLE_ALL is every row.
+ * A key is layer key << ENGRAM_KEY_ROW_BITS | row id; layer keys are the engine's handles, or any numbers from 1 of the
+ * caller's. Thresholds are shares of 2^32; ENGRAM_SAMPLE_ALL is every row.
  */
 #pragma once
 #include <stdint.h>
@@ -18,6 +18,7 @@ extern "C" {
 #endif
 /* cdef-begin */
 #define ENGRAM_SAMPLE_ALL 0x100000000
+#define ENGRAM_KEY_ROW_BITS 40
 
 /* Simulations for planning. Each object belongs to one thread at a time. */
 
