@@ -59,37 +59,40 @@ class Sampling:
         error = ffi.new("char[]", _ERROR_BYTES)
         if lib.engram_engine_start_recording(self._engine.pointer, threshold, capacity, error, _ERROR_BYTES) != 0:
             raise RequestError("Busy", text_of(error))
-        return {
-            "layers": [
-                {
-                    "handle": layer.handle,
-                    "table": layer.table.name,
-                    "layer": layer.layer,
-                    "rows": layer.rows,
-                    "row_bytes": layer.table.manifest.row_bytes,
-                    "identity": layer.table.manifest.identity,
-                    "generation": layer.table.manifest.generation,
-                    "heads": heads_of(layer.table.manifest.hash),
-                    "head_sizes": list(layer.head_sizes),
-                }
-                for layer in self._engine.layers
-            ]
-        }
+        return {"layers": self._layers()}
 
     def take_samples(self, request: Request) -> dict[str, Any]:
-        """Verb record_take. `keys`: little-endian u64, handle << 40 | row id, oldest first."""
+        """Verb record_take. `keys`: little-endian u64, handle << 40 | row id, oldest first. `layers`: those served now,
+        since a reload gives its layers new handles."""
         threshold = request.integer("threshold", 0, lib.ENGRAM_SAMPLE_ALL, default=0)
         keys = ffi.new("uint64_t[]", TAKE_SAMPLES)
         state = ffi.new("engram_record_state *")
         count = lib.engram_engine_take_samples(self._engine.pointer, threshold, keys, TAKE_SAMPLES, state)
         if count < 0:
             raise RequestError("EngramError", "no recording runs: it ends when nobody takes its samples for 30 s")
-        return {"keys": bytes(ffi.buffer(keys, count * 8)), **fields_of(state[0])}
+        return {"keys": bytes(ffi.buffer(keys, count * 8)), **fields_of(state[0]), "layers": self._layers()}
 
     def stop_recording(self, request: Request) -> dict[str, Any]:
         """Verb record_stop."""
         lib.engram_engine_stop_recording(self._engine.pointer)
         return {}
+
+    def _layers(self) -> list[dict[str, Any]]:
+        """What is served, by the handles that keys carry."""
+        return [
+            {
+                "handle": layer.handle,
+                "table": layer.table.name,
+                "layer": layer.layer,
+                "rows": layer.rows,
+                "row_bytes": layer.table.manifest.row_bytes,
+                "identity": layer.table.manifest.identity,
+                "generation": layer.table.manifest.generation,
+                "heads": heads_of(layer.table.manifest.hash),
+                "head_sizes": list(layer.head_sizes),
+            }
+            for layer in self._engine.layers
+        ]
 
 
 def heads_of(fields: dict[str, int | list[int]] | None) -> int:

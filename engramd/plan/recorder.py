@@ -44,6 +44,7 @@ class Recorder:
             rows = sum(layer["rows"] for layer in daemon.ask("tables")["tables"])
             rate = min(1.0, max(LEAST_DEFAULT_RATE, DEFAULT_SAMPLED_ROWS / rows))
         self.threshold = max(MIN_THRESHOLD, round(rate * lib.ENGRAM_SAMPLE_ALL))
+        self._layers: dict[int, RecordedLayer] = {}  # by handle, of all generations that were served meanwhile
         self._pieces: list[NDArray[np.uint64]] = []
         self.samples = 0
         self.lookups = 0
@@ -56,9 +57,7 @@ class Recorder:
         """Records until `seconds` have passed (None: no limit), `wanted` says no or the daemon gives no more
         (`ended_by`). Raises EngramdError where it refuses to begin."""
         reply = self._daemon.ask("record_start", threshold=self.threshold, capacity=BUFFER_SAMPLES)
-        layers = tuple(
-            RecordedLayer(**{**entry, "head_sizes": tuple(entry["head_sizes"])}) for entry in reply["layers"]
-        )
+        self._add_layers(reply)
         started = time.monotonic()
         try:
             while True:
@@ -75,13 +74,14 @@ class Recorder:
             self._stop()
         elapsed = time.monotonic() - started
         keys = thin(np.concatenate([*self._pieces, np.empty(0, np.uint64)]), self.threshold)
-        return Recording(layers, self.threshold, self.lookups, round(self._lost), elapsed, keys)
+        return Recording(tuple(self._layers.values()), self.threshold, self.lookups, round(self._lost), elapsed, keys)
 
     def _take(self) -> None:
         while True:
             reply = self._daemon.ask("record_take", threshold=self.threshold)
             keys = np.frombuffer(reply["keys"], dtype="<u8").astype(np.uint64)
             self.lookups = reply["lookups"]
+            self._add_layers(reply)
             self._pieces.append(keys)
             self.samples += keys.size
             self._count_lost(reply["lost"])
@@ -89,6 +89,11 @@ class Recorder:
                 self._lower_rate()
             if not reply["left"]:
                 return
+
+    def _add_layers(self, reply: dict[str, Any]) -> None:
+        for entry in reply["layers"]:
+            layer = RecordedLayer(**{**entry, "head_sizes": tuple(entry["head_sizes"])})
+            self._layers.setdefault(layer.handle, layer)
 
     def _count_lost(self, lost: int) -> None:
         """lost: all so far. What was lost since the last call was sampled at the rate that it asked for."""

@@ -32,7 +32,7 @@ MAX_CLASSES = 256
 
 @dataclass(frozen=True)
 class RecordedLayer:
-    """A layer that was served. heads: of each n-gram order, 0 where the hash is not known."""
+    """A layer that was served, in one generation. heads: of each n-gram order, 0 where the hash is not known."""
 
     handle: int
     table: str
@@ -168,21 +168,32 @@ def to_stream(recording: Recording, path: str) -> Stream:
     handles = (recording.keys >> np.uint64(KEY_ROW_BITS)).astype(np.int64)
     ids = recording.keys & np.uint64((1 << KEY_ROW_BITS) - 1)
     columns = np.zeros(recording.keys.size, np.uint8)
-    by_column = all(layer.head_sizes and layer.heads for layer in recording.layers)
-    by_column = by_column and sum(len(layer.head_sizes) for layer in recording.layers) <= MAX_CLASSES
+    # A reload in between gave a layer a second handle: its rows are others, its columns the same.
+    newest = {(layer.table, layer.layer): layer for layer in recording.layers}
+    by_column = all(
+        layer.head_sizes and layer.heads and layer.head_sizes == newest[layer.table, layer.layer].head_sizes
+        for layer in recording.layers
+    )
+    by_column = by_column and sum(len(layer.head_sizes) for layer in newest.values()) <= MAX_CLASSES
     classes: list[Column] = []
-    for layer in recording.layers:
-        mine = handles == layer.handle
+    first_class: dict[tuple[str, int], int] = {}
+    for key, layer in newest.items():
+        first_class[key] = len(classes)
         if by_column:
-            ends = np.cumsum(layer.head_sizes).astype(np.uint64)
-            columns[mine] = len(classes) + np.searchsorted(ends, ids[mine], side="right")
             classes += [
                 Column(layer.layer, 2 + column // layer.heads, column % layer.heads)
                 for column in range(len(layer.head_sizes))
             ]
         else:
-            columns[mine] = min(len(classes), MAX_CLASSES - 1)
             classes.append(Column(layer.layer, 0, -1))
+    for layer in recording.layers:
+        mine = handles == layer.handle
+        first = first_class[layer.table, layer.layer]
+        if by_column:
+            ends = np.cumsum(layer.head_sizes).astype(np.uint64)
+            columns[mine] = first + np.searchsorted(ends, ids[mine], side="right")
+        else:
+            columns[mine] = min(first, MAX_CLASSES - 1)
     sampled = np.bincount(columns, minlength=len(classes)).astype(np.float64)
     shares = sampled / max(1.0, sampled.sum())
     if by_column and sampled.all():
@@ -195,7 +206,7 @@ def to_stream(recording: Recording, path: str) -> Stream:
         classes=tuple(classes),
         lookups=np.round(shares * recording.lookups).astype(np.int64),
         rate=recording.threshold / lib.ENGRAM_SAMPLE_ALL * taken,
-        rows=sum(layer.rows for layer in recording.layers),
+        rows=sum(layer.rows for layer in newest.values()),
         row_bytes=sizes.pop(),
         tokens=None,
         seconds=recording.seconds,

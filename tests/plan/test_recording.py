@@ -184,6 +184,38 @@ def test_recordings_are_refused(
     assert not list(tmp_path.glob("x*"))
 
 
+def test_a_recording_goes_on_over_a_reload(
+    engramd: Callable[..., subprocess.CompletedProcess[str]],
+    start_daemon: Callable[..., Any],
+    checkpoint: Path,
+    copy: Path,
+    tmp_path: Path,
+) -> None:
+    daemon = start_daemon(copy, dram="4MiB")
+    path = tmp_path / "x.rec"
+    ids = [demand(seed, 8_000) for seed in range(2)]
+    process = start_recording(daemon.socket, path, "--rate", "1")
+    try:
+        with engram_client.connect(daemon.socket) as client:
+            layer = client.table(layer=1)
+            layer.fetch(ids[0])
+            assert engramd("pack", checkpoint, copy).returncode == 0
+            assert engramd("reload", "demo", "--socket", daemon.socket).returncode == 0
+            layer.fetch(ids[1])
+        finish(process)
+    finally:
+        process.kill()
+    found = recording.read(str(path))
+    asked = [one[one >= 0] for one in ids]
+    assert (found.keys & np.uint64((1 << 40) - 1)).tolist() == np.concatenate(asked).tolist()
+    generations = {layer.handle: layer.generation for layer in found.layers}
+    assert [generations[int(key) >> 40] for key in found.keys] == [1] * asked[0].size + [2] * asked[1].size
+    stream = recording.to_stream(found, str(path))
+    assert len(stream.classes) == 48
+    assert stream.rows == sum(layer.rows for layer in found.layers if layer.generation == 2)
+    assert engramd("plan", "--recorded", path, "--sizes", "4MiB").returncode == 0
+
+
 def test_a_recording_of_nothing_says_so(
     engramd: Callable[..., subprocess.CompletedProcess[str]], start_daemon: Callable[..., Any], tmp_path: Path
 ) -> None:
