@@ -331,6 +331,18 @@ def faulty_daemon(start_daemon: Callable[..., Any], fault_path: Path) -> Callabl
 
 
 @pytest.fixture
+def resident(start_daemon: Any, table: Path, tmp_path: Path) -> Callable[..., Any]:
+    """`resident(layout="split")`: a daemon that holds the whole table in this layout."""
+
+    def start(layout: str = "split") -> Any:
+        config = tmp_path / f"{layout}.toml"
+        config.write_text(f'dram = "64MiB"\n[[table]]\nname = "demo"\npath = "{table}"\nresident_layout = "{layout}"\n')
+        return start_daemon(config=config, dram=None)
+
+    return start
+
+
+@pytest.fixture
 def stats(engramd: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[[Any], dict[str, Any]]:
     """`stats(daemon)`: its statistics."""
 

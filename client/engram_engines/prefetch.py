@@ -16,6 +16,7 @@ Routers call prefetch_prompt(), or run `python -m engram_engines.prefetch`.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import sys
@@ -31,6 +32,8 @@ from engram_client import Client, EngramError, NgramHasher, Table, connect
 from engram_client.context import Closeable
 from numpy.typing import NDArray
 
+from .core.followed_sum import HAND_ON_S, FollowedSum
+
 logger = logging.getLogger(__name__)
 
 #: Token ids of a prompt, as engines hold them.
@@ -43,6 +46,13 @@ MAX_PROMPTS = 4096
 _POLL_S = 0.005
 _PAUSE_AFTER_FAILURE_S = 1.0
 _LOG_INTERVAL_S = 60.0
+_SUMS = {
+    "prompts": "Prompts that arrived",
+    "prompts_refused": "Prompts that were not prefetched because too many were known",
+    "rows_sent": "Rows that were asked for ahead, all layers",
+    "tokens_cancelled": "Tokens whose rows were not asked for because their request had ended",
+    "failures": "Failures of the daemon or of a prompt's tokens",
+}
 # Replies don't travel with a prefetch, so its session needs next to no arena.
 _ARENA_BYTES = 1 << 20
 
@@ -146,10 +156,15 @@ class ArrivalPrefetcher(Closeable):
         self._work = threading.Condition()  # guards all below but the thread's own
         self._prompts: dict[Hashable, _Prompt] = {}
         self._due: OrderedDict[Hashable, _Prompt] = OrderedDict()  # those with sent < limit, next one first
-        self._counters = dict.fromkeys(("prompts", "prompts_refused", "rows_sent", "tokens_cancelled", "failures"), 0)
+        self._counters = dict.fromkeys(_SUMS, 0)
         self._is_closed = False
         self._since_poll_rows = queued_rows  # the thread's own; the first piece asks how full the queue is
         self._logged_at = -_LOG_INTERVAL_S
+        self._sums = [
+            FollowedSum(f"engramd_prefetch_{name}", text, functools.partial(self._counters.__getitem__, name))
+            for name, text in _SUMS.items()
+        ]
+        self._sums_due = 0.0
         self._client: Client = connect(target, arena_bytes=_ARENA_BYTES, name="engine prefetch")
         try:
             self._tables = [self._client.table(table_name, layer=layer) for layer in hasher.layer_ids]
@@ -200,7 +215,7 @@ class ArrivalPrefetcher(Closeable):
     def counters(self) -> dict[str, int]:
         """Since the start: `prompts` that arrived, `prompts_refused` because max_prompts were known, `rows_sent` to the
         daemon (all layers), `tokens_cancelled` by ended() before they were sent, `failures` of the daemon or a prompt's
-        tokens."""
+        tokens. The engine's own /metrics has them as engramd_prefetch_..., see core/followed_sum.py."""
         with self._work:
             return dict(self._counters)
 
@@ -230,6 +245,8 @@ class ArrivalPrefetcher(Closeable):
     def _run(self) -> None:
         while True:
             with self._work:
+                if not self._due:
+                    self._hand_on()
                 while not self._due and not self._is_closed:
                     self._work.wait()
             if not self._wait_for_room():
@@ -248,6 +265,14 @@ class ArrivalPrefetcher(Closeable):
             self._since_poll_rows += ids.size
             with self._work:
                 self._counters["rows_sent"] += ids.size
+                if time.monotonic() >= self._sums_due:
+                    self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Counters for the engine's own /metrics. The lock is held; what changes in an idle time is told after it."""
+        self._sums_due = time.monotonic() + HAND_ON_S
+        for one in self._sums:
+            one.hand_on()
 
     def _take_piece(self) -> tuple[Hashable, _Prompt, int, int] | None:
         with self._work:

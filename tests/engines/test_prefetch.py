@@ -19,6 +19,7 @@ from engram_client.engram_config import EngramConfig
 from engram_client.hasher import NgramHasher
 from engram_engines import prefetch
 from engram_engines.prefetch import ArrivalPrefetcher, piece_row_ids, prefetch_prompt
+from prometheus_client import REGISTRY
 
 from tests.waiting import eventually
 
@@ -100,6 +101,17 @@ def test_rows_of_a_waiting_prompt_are_in_dram(daemon: Any, prefetcher: ArrivalPr
     assert hits == rows == 64 * len(LAYERS) * COLUMNS
     hits, rows = hits_of(daemon.socket, hasher, other)
     assert hits < rows // 2, "rows of a prompt that never arrived are there too: the test shows nothing"
+
+
+def test_what_was_sent_is_in_the_engines_metrics(prefetcher: ArrivalPrefetcher) -> None:
+    def counted() -> list[float]:
+        names = ("prompts", "rows_sent", "failures")
+        return [REGISTRY.get_sample_value(f"engramd_prefetch_{name}_total") or 0.0 for name in names]
+
+    before = counted()
+    prefetcher.arrived("a", prompt_of(64))
+    expected = [1, 64 * len(LAYERS) * COLUMNS, 0]
+    eventually(lambda: [after - one for after, one in zip(counted(), before, strict=True)] == expected)
 
 
 def test_the_window_moves_with_the_prompt(daemon: Any, prefetcher: ArrivalPrefetcher, hasher: NgramHasher) -> None:

@@ -97,7 +97,7 @@ def run_steps(stager: StepStager, steps: int) -> None:
 
 def test_sums_are_handed_on_once_in_a_while(stager: StepStager, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step between two turns changes nothing, and is counted at the next."""
-    monkeypatch.setattr(step_metrics, "_HAND_ON_S", 1000.0)
+    monkeypatch.setattr(step_metrics, "HAND_ON_S", 1000.0)
     metrics = StepMetrics("lookup", 7, [(stager.counters, LAYERS)])
     for expected, is_due in ((1, True), (1, False), (1, False), (4, True)):
         if is_due:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import engram_client
@@ -23,11 +22,9 @@ GATHERED = 8
 
 
 @pytest.fixture
-def split_client(start_daemon: Any, connect: Any, tmp_path: Path, table: Path) -> engram_client.Client:
+def split_client(resident: Any, connect: Any) -> engram_client.Client:
     """Of a daemon whose resident layers lie in split layout."""
-    config = tmp_path / "engramd.toml"
-    config.write_text(f'dram = "64MiB"\n[[table]]\npath = "{table}"\nresident_layout = "split"\n')
-    made: engram_client.Client = connect(start_daemon(config=str(config), dram=None))
+    made: engram_client.Client = connect(resident("split"))
     return made
 
 

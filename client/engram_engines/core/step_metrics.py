@@ -1,11 +1,7 @@
 """What a rank's steps have cost, for the engine's own /metrics and for its log.
 
-Engines run their ranks in processes of their own. What prometheus_client counts there appears in the engine's /metrics
-where PROMETHEUS_MULTIPROC_DIR names a folder that all of its processes share (docs/vllm.md, docs/sglang.md). Both
-engines need prometheus_client themselves; without it there is the log alone.
-
-Steps only add to StageCounters. From there the sums are handed on about once a second, so that a step pays for one look
-at the clock.
+Steps only add to StageCounters. From there the sums are handed on about once a second (followed_sum.py), so that a step
+pays for one look at the clock.
 """
 
 from __future__ import annotations
@@ -13,14 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
 
+from .followed_sum import HAND_ON_S, FollowedSum
 from .step_stager import StageCounters
 
 logger = logging.getLogger(__name__)
 
-_HAND_ON_S = 1.0
 _LOG_S = 60.0
 
 
@@ -34,14 +28,28 @@ class StepMetrics:
     def __init__(self, kind: str, rank: int, sources: Sequence[tuple[StageCounters, Sequence[int]]]) -> None:
         self._kind = kind
         self._sources = list(sources)
-        self._counted = [
-            _Counted("steps", self._steps, kind, rank),
-            _Counted("rows", self._rows, kind, rank),
-            _Counted("ids_wait", self._ids_wait_s, kind, rank),
+        labels = {"kind": kind, "rank": rank}
+        self._sums = [
+            FollowedSum("engramd_steps", "Steps whose rows were asked for", self._steps, **labels),
+            FollowedSum("engramd_step_rows", "Rows that steps asked for, all layers", self._rows, **labels),
+            FollowedSum(
+                "engramd_step_ids_wait_seconds",
+                "Time the host waited for row ids, which contains all that the device had still to do before",
+                self._ids_wait_s,
+                **labels,
+            ),
         ]
-        for counters, layers in self._sources:
-            for position, layer in enumerate(layers):
-                self._counted.append(_Counted("rows_wait", _wait_of(counters, position), kind, rank, layer))
+        self._sums += [
+            FollowedSum(
+                "engramd_step_rows_wait_seconds",
+                "Time the host waited for the daemon, by layer",
+                _wait_of(counters, position),
+                **labels,
+                layer=layer,
+            )
+            for counters, layers in self._sources
+            for position, layer in enumerate(layers)
+        ]
         self._due = time.monotonic()
         self._log_due = self._due + _LOG_S
         self._logged = (0.0, 0.0, 0.0, 0.0)
@@ -51,7 +59,7 @@ class StepMetrics:
         now = time.monotonic()
         if now < self._due:
             return
-        self._due = now + _HAND_ON_S
+        self._due = now + HAND_ON_S
         self.hand_on()
         if now >= self._log_due:
             self._log_due = now + _LOG_S
@@ -59,8 +67,8 @@ class StepMetrics:
 
     def hand_on(self) -> None:
         """Hands the sums on to prometheus_client at once."""
-        for counted in self._counted:
-            counted.hand_on()
+        for one in self._sums:
+            one.hand_on()
 
     def _steps(self) -> float:
         return max((counters.steps for counters, _ in self._sources), default=0)
@@ -91,45 +99,3 @@ class StepMetrics:
 
 def _wait_of(counters: StageCounters, position: int) -> Callable[[], float]:
     return lambda: counters.store_wait_s[position]
-
-
-class _Counted:
-    """A sum of ours, and the counter of prometheus_client that follows it."""
-
-    def __init__(self, family: str, read: Callable[[], float], *labels: object) -> None:
-        families = _families()
-        self._counter = families[family].labels(*labels) if families else None
-        self._read = read
-        self._handed_on = 0.0
-
-    def hand_on(self) -> None:
-        if self._counter is not None:
-            value = self._read()
-            self._counter.inc(value - self._handed_on)
-            self._handed_on = value
-
-
-@cache
-def _families() -> dict[str, Any]:
-    """The counters of this process; none without prometheus_client.
-
-    Imported late, since it looks for PROMETHEUS_MULTIPROC_DIR when it is imported, which engines set at their start.
-    """
-    try:
-        from prometheus_client import Counter
-    except ImportError:
-        logger.info("engramd: prometheus_client is not installed, so the engine's /metrics has nothing of engramd")
-        return {}
-    labels = ("kind", "rank")
-    return {
-        "steps": Counter("engramd_steps", "Steps whose rows were asked for", labels),
-        "rows": Counter("engramd_step_rows", "Rows that steps asked for, all layers", labels),
-        "ids_wait": Counter(
-            "engramd_step_ids_wait_seconds",
-            "Time the host waited for row ids, which contains all that the device had still to do before",
-            labels,
-        ),
-        "rows_wait": Counter(
-            "engramd_step_rows_wait_seconds", "Time the host waited for the daemon, by layer", (*labels, "layer")
-        ),
-    }
