@@ -20,6 +20,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     add_token_options(parser)
     parser.add_argument("--recorded", metavar="FILE", help="a file of `engramd record`, instead of token files")
     parser.add_argument("--live", action="store_true", help="record a running daemon now, instead of token files")
+    parser.add_argument("--name", metavar="NAME", help="for --recorded and --live: of several tables this one alone")
     add_socket_option(parser, "for --live: ")
     parser.add_argument("--seconds", metavar="S", type=float, default=60.0, help="how long for --live (default: 60)")
 
@@ -48,11 +49,11 @@ def open_stream(args: argparse.Namespace, samples: int) -> Any:
     from engramd.plan import recording
 
     check_one_source(args)
-    if args.recorded:
-        return recording.to_stream(recording.read(args.recorded), args.recorded)
-    if args.live:
-        return recording.to_stream(record_now(args, samples), "the running daemon")
-    return sample_tokens(*open_tokens(args), samples)
+    if args.tokens:
+        return sample_tokens(*open_tokens(args), samples)
+    path = args.recorded or "the running daemon"
+    found = recording.read(path) if args.recorded else record_now(args, samples)
+    return recording.to_stream(recording.of_table(found, path, args.name) if args.name else found, path)
 
 
 def sample_tokens(documents: Any, hasher: Any, row_bytes: int, samples: int) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,23 @@ def _layer(entry: dict[str, Any]) -> RecordedLayer:
     return layer
 
 
+def of_table(recording: Recording, path: str, name: str) -> Recording:
+    """The look-ups of one table alone. Raises EngramdError where the recording has none of that name."""
+    layers = tuple(layer for layer in recording.layers if layer.table == name)
+    if not layers:
+        known = ", ".join(sorted({layer.table for layer in recording.layers}))
+        raise EngramdError(f"{path}: has no table {name!r}; it has {known}")
+    mine = np.isin(recording.keys >> np.uint64(KEY_ROW_BITS), [layer.handle for layer in layers])
+    share = float(mine.mean()) if mine.size else 0.0
+    return replace(
+        recording,
+        layers=layers,
+        lookups=round(share * recording.lookups),
+        lost=round(share * recording.lost),
+        keys=recording.keys[mine],
+    )
+
+
 def to_stream(recording: Recording, path: str) -> Stream:
     """The recording as a stream. Where the hash is known each of a layer's columns has an equal share of the look-ups,
     as it has for every batch of whole tokens. Raises EngramdError for rows of several sizes and for an empty sample."""
@@ -164,7 +181,7 @@ def to_stream(recording: Recording, path: str) -> Stream:
         )
     sizes = {layer.row_bytes for layer in recording.layers}
     if len(sizes) > 1:
-        raise EngramdError(f"{path}: rows of {sorted(sizes)} bytes share no cache: record one table at a time")
+        raise EngramdError(f"{path}: rows of {sorted(sizes)} bytes share no cache: choose a table with --name")
     handles = (recording.keys >> np.uint64(KEY_ROW_BITS)).astype(np.int64)
     ids = recording.keys & np.uint64((1 << KEY_ROW_BITS) - 1)
     columns = np.zeros(recording.keys.size, np.uint8)

@@ -216,6 +216,24 @@ def test_a_recording_goes_on_over_a_reload(
     assert engramd("plan", "--recorded", path, "--sizes", "4MiB").returncode == 0
 
 
+def test_one_of_several_tables(engramd: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    small = recording.RecordedLayer(1, "small", 1, 100, 32, "0" * 64, 1, 0, ())
+    large = recording.RecordedLayer(2, "large", 1, 5000, 264, "1" * 64, 1, 0, ())
+    keys = np.concatenate([np.arange(100) + (1 << 40), np.arange(300) % 150 + (2 << 40)]).astype(np.uint64)
+    found = recording.Recording((small, large), 1 << 32, 400, 40, 1.0, keys)
+    path = tmp_path / "x.rec"
+    recording.write(str(path), found)
+    done = engramd("plan", "--recorded", path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "--name" in done.stderr
+    assert "it has large, small" in engramd("plan", "--recorded", path, "--name", "other").stderr
+    done = engramd("plan", "--recorded", path, "--name", "large", "--sizes", "264000", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["lookups"], plan["sampled"], plan["row_bytes"]) == (300, 300, 264)
+    assert plan["curve"][0]["hit_ratio"] == 1.0  # the second half asks for the rows of the first
+
+
 def test_a_recording_of_nothing_says_so(
     engramd: Callable[..., subprocess.CompletedProcess[str]], start_daemon: Callable[..., Any], tmp_path: Path
 ) -> None:
