@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from engramd._engine import ffi, lib
 from engramd.config import Settings
+from engramd.daemon.native_values import fields_of, text_of
+from engramd.daemon.process import reopen
 from engramd.daemon.tables import ServedTable
 from engramd.errors import EngramdError
 from engramd.tier_policy import LayerPolicy
@@ -372,46 +374,3 @@ def injected_faults() -> dict[str, int] | None:
     if lib.engram_fault_report(text, _ERROR_BYTES) == 0:
         return None
     return {kind: int(count) for kind, count in (entry.split("=") for entry in text_of(text).split())}
-
-
-def text_of(characters: Any) -> str:
-    """A zero-terminated char array as text."""
-    return str(ffi.string(characters).decode("utf-8", "replace"))
-
-
-def fields_of(structure: Any) -> dict[str, Any]:
-    """A C structure's fields as Python values, arrays as lists: independent of the memory it lies in."""
-    fields: dict[str, Any] = {}
-    for name, field in ffi.typeof(structure).fields:
-        value = getattr(structure, name)
-        if field.type.kind == "array":
-            value = [fields_of(item) if field.type.item.kind == "struct" else item for item in value]
-        fields[name] = value
-    return fields
-
-
-def page_size_note() -> str:
-    """Which pages the row memory will get beyond what the engine reports, from the kernel's setting."""
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
-            return "4 KiB pages only" if "[never]" in file.read() else "transparent huge pages"
-    except OSError:
-        return "4 KiB pages only"
-
-
-def raise_limits() -> None:
-    """Lifts the soft limits on open files (several for each session) and locked memory (io_uring) to the hard ones."""
-    import resource
-
-    for what, limit in (("open files", resource.RLIMIT_NOFILE), ("locked memory", resource.RLIMIT_MEMLOCK)):
-        soft, hard = resource.getrlimit(limit)
-        if soft != hard:
-            try:
-                resource.setrlimit(limit, (hard, hard))
-            except (ValueError, OSError) as error:
-                _LOG.warning("the limit on %s stays at %d: %s", what, soft, error)
-
-
-def reopen(descriptor: int) -> int:
-    """A read-only descriptor of the same memory, with an open file description that no two clients share."""
-    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)

@@ -25,8 +25,9 @@ from engramd._engine import ffi, lib
 from engramd.daemon import ring_messages
 from engramd.daemon.acceptor import Acceptor
 from engramd.daemon.catalogue import Catalogue
-from engramd.daemon.engine import Engine, SessionRefused, reopen
+from engramd.daemon.engine import Engine, SessionRefused
 from engramd.daemon.layer_maps import LayerMaps
+from engramd.daemon.process import reopen
 from engramd.daemon.ring_messages import Violation
 from engramd.daemon.session_quota import SessionQuota
 from engramd.daemon.worker_pool import WorkerPool

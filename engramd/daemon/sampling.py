@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from engramd._engine import ffi, lib
-from engramd.daemon.engine import Engine, fields_of, text_of
+from engramd.daemon.engine import Engine
 from engramd.daemon.messages import Request, RequestError
+from engramd.daemon.native_values import fields_of, text_of
 from engramd.errors import EngramdError
 
 SIMULATED_ROWS = 32_768  # of each size on the curve: about 0.7 MiB each once it is full

@@ -78,11 +78,12 @@ class Service:
         from engramd.daemon.catalogue import Catalogue
         from engramd.daemon.heat_keeper import HeatKeeper, state_directory
         from engramd.daemon.kept_memory import KeptMemory
+        from engramd.daemon.process import raise_limits
         from engramd.daemon.sampling import Sampling
         from engramd.daemon.scrub import Scrubber
         from engramd.daemon.session_quota import SessionQuota
 
-        engine.raise_limits()
+        raise_limits()
         numa.apply(placement)
         self._engine = engine.Engine(settings, tables, kept=KeptMemory(passed))
         cleanup.callback(self._engine.destroy)
@@ -274,7 +275,8 @@ class Service:
         return self._pool.is_idle and self._verbs.fetches.is_idle
 
     def _ready_line(self) -> str:
-        from engramd.daemon.engine import READER_NAMES, TIER_NAMES, page_size_note
+        from engramd.daemon.engine import READER_NAMES, TIER_NAMES
+        from engramd.daemon.process import page_size_note
 
         counters = self._engine.counters()
         cached = {TIER_NAMES[layer["tier"]] == "cached" for layer in self._engine.layer_counters().values()}
