@@ -30,33 +30,17 @@ from engram_client.cuda import DeviceTable, GpuError, MappedTable, rank_columns
 from engram_client.cuda.driver import Driver, open_driver
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parent.parent
-ENGRAMD = [sys.executable, "-m", "engramd.cli.main"]
+from engramd.measure.daemon import ENGRAMD, Daemon
+
+#: More than the table has: all of it becomes resident.
+DRAM_BYTES = 64 << 30
 LATENCY_ROWS = (48, 288, 12_288)
 
 
-class Daemon:
-    """`engramd serve` of one table, all of it resident."""
-
-    def __init__(self, folder: Path, table: Path) -> None:
-        self.socket = str(folder / "gpu.sock")
-        config = folder / "gpu.toml"
-        config.write_text(f'socket = "{self.socket}"\ndram = "64GiB"\n[[table]]\nname = "bench"\npath = "{table}"\n')
-        self.process = subprocess.Popen([*ENGRAMD, "serve", "--config", str(config)])
-        deadline = time.monotonic() + 60
-        while not os.path.exists(self.socket + ".ring"):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit("error: the daemon does not start")
-            time.sleep(0.05)
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)
-
-    def freeze(self) -> None:
-        """SIGSTOP; returns once all its threads have stopped: until then it may still answer."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+def freeze(daemon: Daemon) -> None:
+    """SIGSTOP; returns once all its threads have stopped: until then it may still answer."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 class Buffer:
@@ -266,9 +250,10 @@ def check_streams(
     ids_buffer = Buffer(driver, 48 * 4)
     ids_buffer.write(np.arange(48, dtype=np.int32), stream)
     lane = device.stream_lane(48, out.address, deadline_s=60)
-    daemon.freeze()
+    freeze(daemon)
     lane.enqueue(ids_buffer.address, stream)
-    daemon.stop(signal.SIGKILL)
+    daemon.process.kill()
+    daemon.process.wait()
     started = time.monotonic()
     try:
         lane.result(stream)
@@ -344,10 +329,9 @@ def main() -> int:
             ["pack", folder / "source", folder / "table"],
         ):
             subprocess.run([*ENGRAMD, *map(str, command)], check=True)
-        daemon = Daemon(folder, folder / "table")
         entered = driver.enter()
         try:
-            with engram_client.connect(daemon.socket) as client:
+            with Daemon(folder / "table", DRAM_BYTES) as daemon, engram_client.connect(daemon.socket) as client:
                 table = client.table("bench", layer=1)
                 stream = driver.create_stream()
                 out = Buffer(driver, 16 << 20)
@@ -362,8 +346,6 @@ def main() -> int:
                         check_streams(checks, daemon, table, device, stream, out, results)
         finally:
             driver.leave(entered)
-            if daemon.process.poll() is None:
-                daemon.stop()
     for name, figures in results.items():
         print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in figures.items()))
     if args.json:
