@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+WHO_ADMINISTERS = "Only root, the daemon's own user and the group that its option admin_group names may."
+
 
 def add_socket_option(parser: argparse.ArgumentParser, when: str = "") -> None:
     """--socket of the verbs that ask a running daemon. when: under which circumstances they do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engramd.cli.arguments import add_socket_option
+from engramd.cli.arguments import WHO_ADMINISTERS, add_socket_option
 from engramd.sizes import format_size, parse_size
 
 TIMEOUT_S = 120.0
@@ -16,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "budget",
         help="change a running daemon's DRAM budget",
         description="Places all rows anew under another budget while requests go on; memory above it returns to the "
-        "system before the answer. Lasts until the daemon stops. Only root and the daemon's own user may.",
+        "system before the answer. Lasts until the daemon stops. " + WHO_ADMINISTERS,
     )
     parser.add_argument("size", metavar="SIZE", help="for example 32GiB; 0 = no row cache")
     add_socket_option(parser)

@@ -8,7 +8,7 @@ import sys
 import threading
 from types import FrameType
 
-from engramd.cli.arguments import add_socket_option
+from engramd.cli.arguments import WHO_ADMINISTERS, add_socket_option
 from engramd.errors import EngramdError
 from engramd.sizes import format_size, parse_size
 
@@ -19,8 +19,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "record",
         help="sample a running daemon's row ids into a file",
         description="Records a sample of the row ids that a running daemon is asked for, for `engramd plan`, `heat` "
-        "and `warm`. Needs to be root or the daemon's user. The file (mode 0600) holds row ids alone, no text and no "
-        "tokens; who has the tokenizer can still guess common n-grams from them, so keep it like a log.",
+        "and `warm`. The file (mode 0600) holds row ids alone, no text and no tokens; who has the tokenizer can still "
+        "guess common n-grams from them, so keep it like a log. " + WHO_ADMINISTERS,
     )
     parser.add_argument("file", metavar="FILE", help="where to write; replaced if it exists")
     add_socket_option(parser)

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from engramd.cli.arguments import add_socket_option
+from engramd.cli.arguments import WHO_ADMINISTERS, add_socket_option
 
 TIMEOUT_S = 300.0
 
@@ -19,8 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="take a table's newest generation, or the configuration file, into use",
         description="With TABLE, switches a served table to its newest generation: requests go on meanwhile, each "
         "batch is answered from one generation. With --config, the daemon reads its configuration file again, applies "
-        "what can change while it runs and says what takes a restart (status 1). Only root and the daemon's own user "
-        "may.",
+        "what can change while it runs and says what takes a restart (status 1). " + WHO_ADMINISTERS,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("table", metavar="TABLE", nargs="?", help="the table's name in the daemon, or its directory")

@@ -6,7 +6,7 @@ import argparse
 import os
 import select
 
-from engramd.cli.arguments import add_socket_option
+from engramd.cli.arguments import WHO_ADMINISTERS, add_socket_option
 from engramd.errors import EngramdError
 
 WAIT_S = 30.0
@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "shutdown",
         help="ask a running daemon to drain and stop",
-        description="Lets the daemon finish what it serves, then stops it. Only root and the daemon's own user may.",
+        description="Lets the daemon finish what it serves, then stops it. " + WHO_ADMINISTERS,
     )
     add_socket_option(parser)
 

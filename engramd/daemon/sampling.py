@@ -1,7 +1,7 @@
 """Control verbs over the engine's samples: its own miss curve, and recordings of row ids.
 
-A recording tells which rows other users' text leads to, so the control plane lets only root and the daemon's own user
-make one. The daemon writes no file: the client takes the samples and keeps them.
+A recording tells which rows other users' text leads to, so it is for administrators alone. The daemon writes no file:
+the client takes the samples and keeps them.
 """
 
 from __future__ import annotations
