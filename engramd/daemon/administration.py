@@ -183,5 +183,12 @@ class Administration:
         reply(fields, None)
 
     def _submit(self, task: Callable[[], Callable[[], None]], reply: Reply) -> None:
-        if not self.pool.submit(task):
+        def answered() -> Callable[[], None]:
+            try:
+                return task()
+            except Exception:  # noqa: BLE001 - whoever asked must not wait for an answer that never comes
+                _LOG.exception("an administration request fails")
+                return lambda: reply(None, "internal error of the daemon (see its log)")
+
+        if not self.pool.submit(answered):
             reply(None, "the daemon's queue of administration requests is full: try again")

@@ -13,6 +13,9 @@ import msgpack
 import numpy as np
 import pytest
 
+from engramd.config import Settings, TablePath
+from engramd.daemon.administration import Administration
+
 DEADLINE_S = 60.0
 LAYERS = (1, 14)
 
@@ -331,3 +334,18 @@ def test_a_table_is_named_by_its_directory(start_daemon: Any, engramd: Any, tabl
     for name in (".", str(table), f"{table}/"):
         done = engramd("reload", name, "--socket", daemon.socket)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_mistake_in_a_task_is_an_answer_too() -> None:
+    """Whoever administers is told, rather than left waiting. (The engine is a double that can do nothing at all.)"""
+    engine: Any = object()
+    heat: Any = object()
+    settings = Settings(tables=(TablePath("demo", "/nowhere"),))
+    administration = Administration(engine, settings, heat, lambda: None)
+    answers: list[tuple[object, str | None]] = []
+    try:
+        administration.reload("demo", lambda fields, refusal: answers.append((fields, refusal)))
+        administration.set_budget(1 << 20, lambda fields, refusal: answers.append((fields, refusal)))
+    finally:
+        administration.close()  # after both
+    assert answers == [(None, "internal error of the daemon (see its log)")] * 2

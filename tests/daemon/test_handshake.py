@@ -189,13 +189,13 @@ def test_a_session_that_is_not_mapped_serves_nothing(start_daemon: Any, raw_clie
 
 def test_silence_ends_after_five_seconds(start_daemon: Any, raw_client: Any, engramd: Any) -> None:
     daemon = start_daemon()
-    silent, half = raw_client(daemon.socket), raw_client(daemon.socket)
     started = time.monotonic()
+    silent, half = raw_client(daemon.socket), raw_client(daemon.socket)
     half.send(message(HELLO, hello_body()))
     assert half.receive()[0] == WELCOME
     wait_for_arenas(engramd, daemon, 1)
     assert "said hello" in silent.refusal()[1]
-    assert time.monotonic() - started >= HANDSHAKE_DEADLINE_S - 0.5
+    assert time.monotonic() - started >= HANDSHAKE_DEADLINE_S
     assert "mapped its ring" in half.refusal()[1]
     wait_for_arenas(engramd, daemon, 0)
 
