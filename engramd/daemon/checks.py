@@ -16,7 +16,7 @@ from engramd.daemon.tables import ServedTable, open_tables
 from engramd.sizes import format_size
 
 if TYPE_CHECKING:
-    from engramd.daemon.curve import ClientKeys
+    from engramd.daemon.tcp_keys import ClientKeys
 
 
 def check(settings: Settings) -> str:
@@ -68,7 +68,7 @@ def tcp_keys(settings: Settings) -> tuple[bytes, ClientKeys] | None:
     """The keys of the TCP endpoint, where there is one. Raises EngramdError."""
     if settings.tcp is None or settings.tcp_key is None or settings.tcp_clients is None:
         return None  # `settings` has all three or no tcp
-    from engramd.daemon.curve import ClientKeys, read_secret_key
+    from engramd.daemon.tcp_keys import ClientKeys, read_secret_key
 
     return read_secret_key(settings.tcp_key), ClientKeys(settings.tcp_clients)
 

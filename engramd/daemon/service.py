@@ -26,11 +26,11 @@ from engramd.sizes import format_size
 if TYPE_CHECKING:
     from engramd.daemon.administration import Administration
     from engramd.daemon.control import ControlEndpoint
-    from engramd.daemon.curve import CurveGate
     from engramd.daemon.http_endpoint import Health
     from engramd.daemon.reconfigure import Change, Done
     from engramd.daemon.session_quota import SessionQuota
     from engramd.daemon.stats import Statistics
+    from engramd.daemon.tcp_keys import CurveGate
 
 START_TIMEOUT_S = 60.0  # for opening tables whose storage is slow; nothing else in start-up waits
 LONGEST_TURN_S = 5.0  # of the loop, where somebody asks whether it is alive
@@ -124,9 +124,9 @@ class Service:
         from engramd.daemon.administration import Administration
         from engramd.daemon.administrators import Administrators
         from engramd.daemon.control import ControlEndpoint, Verbs
-        from engramd.daemon.curve import CurveGate
         from engramd.daemon.reconfigure import Reconfigure
         from engramd.daemon.stats import Statistics
+        from engramd.daemon.tcp_keys import CurveGate
         from engramd.daemon.worker_pool import WorkerPool
 
         self._pool = WorkerPool("control", POOL_THREADS, POOL_QUEUE_LIMIT)
