@@ -23,7 +23,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "engramd_layer_rows": ("gauge", "Rows of a layer."),
     "engramd_layer_resident": ("gauge", "1 where all rows of a layer are in DRAM."),
     "engramd_layer_maps": ("gauge", "Maps of the layer's resident rows that clients hold."),
-    "engramd_requests_total": ("counter", "Requests served; one that the client split counts once."),
+    "engramd_requests_total": ("counter", "Requests taken, prefetches and failed ones too; a split one counts once."),
     "engramd_request_errors_total": ("counter", "Requests that failed as a whole, by error class."),
     "engramd_rows_total": ("counter", "Rows of served requests: zero (padding), dram (hit), nvme (miss), failed."),
     "engramd_distinct_rows_total": ("counter", "Distinct rows of each request."),

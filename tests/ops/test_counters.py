@@ -68,6 +68,7 @@ class Worker:
         action = self._random.choice(["fetch", "fetch", "ticket", "prefetch", "mistake"])
         if action == "prefetch":
             table.prefetch(ids)
+            self.expected["prefetches"] += 1
             return
         if action == "mistake":
             ids[self._random.randrange(count)] = self._random.choice([-2, table.num_rows])
@@ -117,7 +118,8 @@ def test_all_counters_add_up(start_daemon: Any, reserve_port: Any) -> None:
     assert counted("rows_unique") == expected["distinct"] == total(samples, "engramd_distinct_rows_total")
     assert sum(layer["errors"].get("RowIdError", 0) for layer in layers) == expected["failed"]
     assert total(samples, "engramd_request_errors_total") == expected["failed"]
-    assert counted("requests") == total(samples, "engramd_requests_total")
+    taken = expected["requests"] + expected["prefetches"] + expected["failed"]
+    assert counted("requests") == taken == total(samples, "engramd_requests_total")
     for cause, name in (("demand", "nvme_reads"), ("prefetch", "prefetch_reads")):
         assert counted(name) == total(samples, "engramd_page_reads_total", cause=cause)
     assert counted("prefetch_reads") > 0
