@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engramd.cli.arguments import add_socket_option, count_argument, interval_argument
 from engramd.errors import EngramdError
 from engramd.sizes import format_size
+from engramd.views.turns import turns
 
 if TYPE_CHECKING:
     from engramd.cli.control_client import ControlClient
@@ -59,17 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
             monitor.run(sample, args.interval, args.count)
     return 0
-
-
-def turns(interval_s: float | None, count: int | None) -> Iterator[None]:
-    """Yields at once and then every interval: `count` times (None: for ever); without an interval, once."""
-    due = time.monotonic()
-    for turn in itertools.count(1):
-        yield
-        if interval_s is None or turn == count:
-            return
-        due += interval_s
-        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def show_miss_curve(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engramd.views.rates import Latency, Rates, rates
+from engramd.views.turns import intervals
 
 PIPED_HEADER_LINES = 1 << 62  # once
 Column = tuple[str, str, int]  # title, unit, width
@@ -21,19 +22,11 @@ Column = tuple[str, str, int]  # title, unit, width
 def run(sample: Callable[[], dict[str, Any]], interval_s: float, count: int | None) -> None:
     """Prints `count` lines (None: until interrupted). sample: statistics with histograms."""
     is_terminal = sys.stdout.isatty()
-    before = sample()
-    printed = 0
-    due = time.monotonic()
-    while count is None or printed < count:
-        due += interval_s
-        time.sleep(max(0.0, due - time.monotonic()))
-        after = sample()
+    for printed, (before, after) in enumerate(intervals(sample, interval_s, count)):
         lines_a_screen = max(2, shutil.get_terminal_size().lines - 3) if is_terminal else PIPED_HEADER_LINES
         if printed % lines_a_screen == 0:
             print("\n".join(header(list(after["latency_us"]), "" if is_terminal else "#")))
         print(line(after, rates(before, after)), flush=True)
-        before = after
-        printed += 1
 
 
 def header(classes: list[str], mark: str) -> list[str]:

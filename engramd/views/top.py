@@ -10,6 +10,7 @@ from typing import Any
 
 from engramd.sizes import format_size
 from engramd.views.rates import rates
+from engramd.views.turns import intervals
 
 CLEAR = "\x1b[H\x1b[J"
 SORT_KEYS = ("rows", "waiting", "pid")
@@ -19,19 +20,13 @@ NAME_WIDTH = 24
 def run(sample: Callable[[], dict[str, Any]], interval_s: float, count: int | None, sort: str) -> None:
     """Redraws the terminal `count` times (None: until interrupted); elsewhere prints one block after the other."""
     is_terminal = sys.stdout.isatty()
-    before = sample()
-    shown = 0
-    while count is None or shown < count:
-        time.sleep(interval_s)
-        after = sample()
+    for before, after in intervals(sample, interval_s, count):
         lines = screen(before, after, sort)
         if is_terminal:
             size = shutil.get_terminal_size()
             print(CLEAR + "\n".join(one[: size.columns] for one in lines[: max(1, size.lines - 1)]), flush=True)
         else:
             print("\n".join([*lines, ""]), flush=True)
-        before = after
-        shown += 1
 
 
 def screen(before: dict[str, Any], after: dict[str, Any], sort: str) -> list[str]:
