@@ -30,6 +30,10 @@ import engramd as engramd_package
 from engramd.table import manifest as manifests
 from engramd.table.codec import synth_rows
 
+# A shell starts its background jobs with SIGINT ignored, which what they start inherits: interrupts would do nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Examples that start processes or touch files take their time; a repeated run finds the same failures.
 settings.register_profile(
     "engramd", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
