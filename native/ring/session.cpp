@@ -197,8 +197,9 @@ int Session::refresh(engram_error* error) {
   const std::lock_guard guard(catalogue_lock_);
   const int status =
       requests_.request_catalogue(handshake_.socket.get(), kRefreshTimeoutMs, handshake_.catalogue, error);
-  if (status == ENGRAM_STATUS_LOST) return is_serving(true, error);
-  return status;
+  if (status != ENGRAM_STATUS_LOST) return status;
+  const int why = is_serving(true, error);  // says more, where it has seen the end already
+  return why != 0 ? why : status;
 }
 
 int Session::map_layer(uint32_t handle, engram_map& map, UniqueFd& file, engram_error* error) {
