@@ -6,6 +6,7 @@ namespace engram {
 namespace {
 
 constexpr std::uint32_t kSmallShare = 20;        // one slot in twenty is in the small region
+constexpr std::uint64_t kMaxSweep = 4096;        // slots that the hand passes in one call, a quarter of a millisecond
 constexpr std::uint32_t kMaxReserve = 64;        // free slots kept ready per region
 constexpr std::uint64_t kRowsPerBucket = 6;      // of eight entries: 0.75 load
 constexpr std::uint32_t kPrefetchDistance = 24;  // index lines ahead
@@ -108,10 +109,12 @@ void RowCache::reclaim(Region& region) {
   }
 }
 
-// Frees one slot of the region. False where the hand found nothing to free in two rounds and a bit.
+// Frees one slot of the region. False where the hand found nothing to free in some rounds and a bit, or in kMaxSweep
+// slots: where all rows have hits (after a saved list) one call would hold up everybody for a round of millions.
 bool RowCache::evict_one(Region& region) {
   const bool is_small = &region == &small_;
   std::uint64_t steps = (std::uint64_t{region.next_unused} - region.begin) * (RowIndex::kMaxHits + 1) + 1;
+  steps = std::min(steps, kMaxSweep);
   while (steps-- > 0) {
     const std::uint32_t slot = region.hand;
     if (++region.hand >= region.next_unused) region.hand = region.begin;
@@ -179,7 +182,10 @@ void RowCache::admit(std::uint64_t key, const std::uint8_t* row, bool known_hot)
   // Nothing is evicted while there are slots that have never held a row.
   const bool small_is_full = small_.next_unused == small_.end;
   const bool main_is_full = main_.next_unused == main_.end;
-  const bool to_main = ghosts_.take(hash) || known_hot || (small_is_full && !main_is_full);
+  // A saved list comes hottest first and pushes nothing out: every row of it has a hit, so that the hand would pass
+  // over the whole region, and then take the hottest.
+  if (known_hot && ((main_is_full && small_is_full) || index_.free_entry(hash).bucket == nullptr)) return;
+  const bool to_main = ghosts_.take(hash) || (known_hot && !main_is_full) || (small_is_full && !main_is_full);
   const std::uint32_t slot = allocate(to_main ? main_ : small_);
   if (slot == kNoSlot) return;
   std::uint8_t* target = slot_at(slot);

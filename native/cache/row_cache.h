@@ -74,7 +74,8 @@ class RowCache {
   }
 
   // Offers a row (row_bytes bytes). It may be dropped: where it is there already, or no slot is free just now.
-  // `known_hot`: it goes to the main region and has a hit to begin with (a saved heat list, not a first read).
+  // `known_hot`: it goes where there is room, first to the main region, and has a hit to begin with (a saved heat list,
+  // not a first read).
   void admit(std::uint64_t key, const std::uint8_t* row, bool known_hot = false);
 
   Usage usage();
