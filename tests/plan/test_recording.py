@@ -284,8 +284,10 @@ def test_a_plan_from_a_recording_and_from_a_running_daemon(
             command = [sys.executable, "-m", "engramd.cli.main", "plan", "--live", "--socket", daemon.socket]
             command += ["--seconds", "3", "--sizes", "12MiB", "--json"]
             live = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            # Slowly: where samples come too fast a recording lowers its rate, and then 12 MiB are too small a cache.
             while live.poll() is None:
-                table.fetch(demand(1, 20_000))
+                table.fetch(demand(1, 2_000))
+                time.sleep(0.01)
             errors = live.communicate(timeout=DEADLINE_S)[1]
     finally:
         process.kill()
