@@ -44,9 +44,15 @@ std::vector<Layer*> Engine::served_layers() const {
 // Takes DRAM from whatever the plan does not keep as it is, and waits until that memory is free: batches that run keep
 // theirs until they end.
 bool Engine::free_all_but(const PlacementPlan& plan, std::string& error) {
+  // A cache that only retired layers used holds nothing but their rows, and would have no room for their successors'.
+  const auto is_used = [&](const std::shared_ptr<RowCache>& cache) {
+    return cache == nullptr || std::any_of(layers_.begin(), layers_.end(),
+                                           [&](const auto& layer) { return layer->placement()->cache == cache; });
+  };
   std::erase_if(caches_, [&](const auto& entry) {
     const auto wanted = plan.cache_bytes.find(entry.first);
-    return wanted == plan.cache_bytes.end() || wanted->second != entry.second.budget_bytes;
+    return wanted == plan.cache_bytes.end() || wanted->second != entry.second.budget_bytes ||
+           !is_used(entry.second.cache);
   });
   std::uint32_t kept = 0;
   for (const auto& [key, placed] : caches_) kept += placed.cache != nullptr ? 1 : 0;

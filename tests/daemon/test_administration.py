@@ -198,13 +198,15 @@ def memory_peak(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
+@pytest.mark.parametrize("others", [0, 12_000], ids=["cache with room", "full cache"])
 def test_a_reload_begins_with_the_heat_of_the_old_generation(
-    start_daemon: Any, engramd: Any, two_generations: tuple[Path, Path]
+    start_daemon: Any, engramd: Any, two_generations: tuple[Path, Path], others: int
 ) -> None:
     table, other = two_generations
     daemon = start_daemon(table, dram="1MiB", scrub="0")
     hot = np.random.default_rng(3).permutation(20_000)[:1000]
     with engram_client.connect(daemon.socket) as client:
+        client.table(layer=1).fetch(np.arange(20_000, 20_000 + others))
         old_rows = client.table(layer=1).fetch(hot)
         for _ in range(3):
             client.table(layer=1).fetch(hot)
