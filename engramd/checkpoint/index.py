@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from engramd import strict_json
+from engramd.bounded_file import read_at_most
 from engramd.checkpoint.safetensors import Shard, Tensor, read_header
 from engramd.errors import EngramdError
 
@@ -121,14 +122,7 @@ def _open_directory(directory: str, revision: str | None) -> Checkpoint:
 
 
 def _open_index(path: str, revision: str | None) -> Checkpoint:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_INDEX_BYTES:
-        raise EngramdError(f"{path}: larger than {MAX_INDEX_BYTES} bytes, so not an index")
-    index = strict_json.loads(data, path)
+    index = strict_json.loads(read_at_most(path, MAX_INDEX_BYTES, ", so not an index"), path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise EngramdError(f"{path}: not a safetensors index: it has no weight_map")

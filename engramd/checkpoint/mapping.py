@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from engramd.bounded_file import read_at_most
 from engramd.checkpoint.config import EngramConfig, read_config
 from engramd.checkpoint.index import Checkpoint
 from engramd.checkpoint.safetensors import DTYPE_BITS, Shard
@@ -246,14 +247,9 @@ def _first(checkpoint: Checkpoint, names: list[str]) -> str:
 
 def _layers_of_file(checkpoint: Checkpoint, path: str) -> list[SourceLayer]:
     """The layers that a --tensors file names."""
+    text = read_at_most(path, MAX_TENSORS_FILE_BYTES)
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_TENSORS_FILE_BYTES + 1)
-        if len(text) > MAX_TENSORS_FILE_BYTES:
-            raise EngramdError(f"{path}: larger than {MAX_TENSORS_FILE_BYTES} bytes")
         content = tomllib.loads(text.decode("utf-8"))
-    except OSError as error:
-        raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise EngramdError(f"{path}: not UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from engramd.bounded_file import read_at_most
 from engramd.errors import EngramdError
 
 MAX_FILE_BYTES = 1 << 20
@@ -130,14 +131,9 @@ def load(path: str | None) -> Assumptions:
     assumptions = Assumptions()
     if path is None:
         return assumptions
+    data = read_at_most(path, MAX_FILE_BYTES)
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise EngramdError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         document = tomllib.loads(data.decode("utf-8"))
-    except OSError as error:
-        raise EngramdError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise EngramdError(f"{path}: not a TOML file: {error or 'nested too deeply'}") from None
     sections = {entry.name: getattr(assumptions, entry.name) for entry in fields(assumptions)}

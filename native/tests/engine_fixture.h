@@ -278,6 +278,23 @@ bool eventually(Condition&& condition, double timeout_s = 20) {
   return true;
 }
 
+// Sessions' memory is freed in the background. Waits until fewer than `limit` sessions hold some.
+inline bool sessions_fall_below(engram_engine* engine, std::uint64_t limit) {
+  return eventually([&] {
+    engram_engine_counters counters{};
+    engram_engine_read_counters(engine, &counters);
+    return counters.arena_count < limit;
+  });
+}
+
+inline bool all_sessions_are_freed(engram_engine* engine) {
+  return eventually([&] {
+    engram_engine_counters counters{};
+    engram_engine_read_counters(engine, &counters);
+    return counters.arena_count == 0 && counters.arena_bytes == 0;
+  });
+}
+
 // The next event that tells of a session's violation; what else the engine says is passed over.
 inline engram_event next_violation(engram_engine* engine) {
   engram_event event{};

@@ -65,23 +65,16 @@ TEST_CASE("a violation ends the session and nobody else's") {
 TEST_CASE("sessions come and go without a trace") {
   const TableFile table(1000);
   TestEngine engine({&table}, small_options(1 << 20));
-  engram_engine_counters counters{};
   for (int round = 0; round < 200; ++round) {
     BareClient client(engine.get());
     client.prepare(0, engine.handles[0], {round}, 0, 0);
     client.submit_only(0);
     if (round % 2 == 0) CHECK(client.wait(0) == ENGRAM_STATUS_OK);
     client.close();
-    // Memory is freed in the background; stay clear of the limit on sessions.
-    REQUIRE(eventually([&] {
-      engram_engine_read_counters(engine.get(), &counters);
-      return counters.arena_count < 8;
-    }));
+    // Stay clear of the limit on sessions.
+    REQUIRE(sessions_fall_below(engine.get(), 8));
   }
-  CHECK(eventually([&] {
-    engram_engine_read_counters(engine.get(), &counters);
-    return counters.arena_count == 0 && counters.arena_bytes == 0;
-  }));
+  CHECK(all_sessions_are_freed(engine.get()));
 }
 
 TEST_CASE("limits on sessions and arenas are refused by name") {

@@ -154,7 +154,6 @@ TEST_CASE("a doorbell that is none ends the session and nobody else's") {
 TEST_CASE("a session that closes while its streams are served leaves nothing behind") {
   const TableFile table(5000);
   TestEngine engine({&table}, small_options(0));
-  engram_engine_counters counters{};
   for (int round = 0; round < 30; ++round) {
     StreamClient client(engine.get());
     REQUIRE(client.arm(10'000) == ENGRAM_STATUS_OK);
@@ -163,15 +162,9 @@ TEST_CASE("a session that closes while its streams are served leaves nothing beh
     client.prepare(client.number(0), engine.handles[0], ids, 0, 0);
     client.ring_stream(0);
     client.close();
-    REQUIRE(eventually([&] {
-      engram_engine_read_counters(engine.get(), &counters);
-      return counters.arena_count < 8;
-    }));
+    REQUIRE(sessions_fall_below(engine.get(), 8));
   }
-  CHECK(eventually([&] {
-    engram_engine_read_counters(engine.get(), &counters);
-    return counters.arena_count == 0 && counters.arena_bytes == 0;
-  }));
+  CHECK(all_sessions_are_freed(engine.get()));
 }
 
 TEST_CASE("a daemon that stops answers a stream's use with that") {
